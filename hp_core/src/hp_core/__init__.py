@@ -1,0 +1,47 @@
+"""hp: train unmodified HuggingFace models on many devices from one YAML file.
+
+The public names below are what strategies and kernels may import; everything else is internal.
+"""
+
+from hp_core.data import IGNORE_INDEX, Batch
+from hp_core.errors import ConfigError, HpError, ModelError, PlacementError, PlanError, PluginError, WeightsError
+from hp_core.hookspecs import hookimpl
+from hp_core.mesh import Mesh, MeshAxis, MeshSpec
+from hp_core.plan import (
+    Layout,
+    ParamFragment,
+    ParamPlan,
+    Partial,
+    Placement,
+    PlanFragment,
+    Precision,
+    Replicate,
+    Shard,
+    ShardingPlan,
+)
+
+__all__ = [
+    "IGNORE_INDEX",
+    "Batch",
+    "ConfigError",
+    "HpError",
+    "Layout",
+    "Mesh",
+    "MeshAxis",
+    "MeshSpec",
+    "ModelError",
+    "ParamFragment",
+    "ParamPlan",
+    "Partial",
+    "PlacementError",
+    "Placement",
+    "PlanError",
+    "PlanFragment",
+    "PluginError",
+    "Precision",
+    "Replicate",
+    "Shard",
+    "ShardingPlan",
+    "WeightsError",
+    "hookimpl",
+]
