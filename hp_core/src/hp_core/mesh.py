@@ -142,7 +142,7 @@ def plan_mesh(world_size: int, requests: Iterable[tuple[MeshAxis, int | None]]) 
         if size < 1 or batch_size % size:
             divisors = ", ".join(str(n) for n in range(1, batch_size + 1) if batch_size % n == 0)
             raise PlanError(
-                f"{name}: {size} does not divide the {batch_size} data and sequence ranks. Use one of {divisors}, or -1."
+                f"{name}: {size} does not divide the {batch_size} data and sequence ranks. Use {divisors} or -1."
             )
         storage = [(REPLICATE_AXIS, batch_size // size), (name, size)]
     return MeshSpec(

@@ -32,7 +32,7 @@ def merge_fragments(
             fqn = canonical[name]
             for axis, placement in param.layout.items():
                 if axis not in mesh.storage.names:
-                    raise PlanError(f'strategy "{plugin}": {name} is placed on mesh axis "{axis}", which does not exist')
+                    raise PlanError(f'strategy "{plugin}": {name} is placed on mesh axis "{axis}", which is not there')
                 if (fqn, axis) in layouts:
                     other = layouts[fqn, axis][1]
                     raise PlanError(f'{fqn} on mesh axis "{axis}" is placed by both "{other}" and "{plugin}"')
