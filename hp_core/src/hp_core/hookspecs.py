@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hp_core.config import ModelConfig
     from hp_core.data import Batch
     from hp_core.mesh import Mesh, MeshSpec
-    from hp_core.plan import PlanFragment, ShardingPlan
+    from hp_core.plan import PlanFragment, Precision, ShardingPlan
     from hp_core.training import Term
 
 PROJECT = "hp"
@@ -55,10 +55,11 @@ def hp_replace_modules(model: nn.Module, mesh: MeshSpec, options: Any) -> Mappin
 
 @hookspec
 def hp_plan_sharding(
-    model: nn.Module, mesh: MeshSpec, options: Any, plan_so_far: Mapping[str, PlanFragment]
+    model: nn.Module, mesh: MeshSpec, options: Any, precision: Precision, plan_so_far: Mapping[str, PlanFragment]
 ) -> PlanFragment | None:
     """Contribute to the sharding plan. Pure: no collectives, no change to the model, no real mesh.
 
+    `precision` is what the configuration asks for; a strategy that casts says in its fragment what it will do.
     `plan_so_far` holds the fragments of the strategies before this one, by name.
     """
 

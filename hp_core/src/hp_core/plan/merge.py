@@ -19,8 +19,10 @@ def merge_fragments(
 ) -> ShardingPlan:
     """Join (plugin name, fragment) pairs. What nobody claims is replicated, its gradient summed by core.
 
-    Raises PlanError for two owners of one key, an unknown parameter or an axis that is not in the mesh.
+    `precision` is what the configuration asks for. Raises PlanError for two owners of one key, an unknown parameter,
+    an axis that is not in the mesh, or a precision that nobody applies.
     """
+    fragments = tuple(fragments)
     names = _parameter_names(model)
     canonical = {alias: fqn for fqn, (_, aliases) in names.items() for alias in (fqn, *aliases)}
     layouts: dict[tuple[str, str], tuple[Placement, str]] = {}
@@ -54,7 +56,21 @@ def merge_fragments(
             sources=sources,
             tied_names=aliases,
         )
-    return ShardingPlan(mesh=mesh, precision=precision, params=params)
+    return ShardingPlan(mesh=mesh, precision=_agreed_precision(precision, fragments), params=params)
+
+
+def _agreed_precision(wanted: Precision, fragments: Iterable[tuple[str, PlanFragment]]) -> Precision:
+    applied = [(plugin, fragment.precision) for plugin, fragment in fragments if fragment.precision is not None]
+    if len(applied) > 1:
+        raise PlanError(f'precision is applied by both "{applied[0][0]}" and "{applied[1][0]}"')
+    if applied:
+        return applied[0][1]
+    if wanted.compute != wanted.storage:
+        raise PlanError(
+            f"mixed_precision.enabled: no strategy computes in {wanted.compute}. Add one that casts parameters, "
+            "or set mixed_precision.enabled to false."
+        )
+    return wanted
 
 
 def _parameter_names(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:

@@ -37,11 +37,11 @@ class ParamFragment:
 
 @dataclass(frozen=True)
 class PlanFragment:
-    """A strategy's contribution to the plan: parameter FQN to fragment. `applies_precision` says that the
-    strategy computes in `ShardingPlan.precision` (at most one may)."""
+    """A strategy's contribution to the plan: parameter FQN to fragment. `precision` is what the strategy will cast
+    to, None when it casts nothing; at most one strategy casts."""
 
     params: Mapping[str, ParamFragment] = field(default_factory=dict)
-    applies_precision: bool = False
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,42 @@
+"""FSDP for hp: fully sharded data parallelism, and hybrid sharding, by torch's `fully_shard`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from hp_core import Mesh, MeshAxis, MeshSpec, PlanFragment, Precision, ShardingPlan, hookimpl
+from hp_strategies_fsdp.apply import apply_plan
+from hp_strategies_fsdp.options import Options
+from hp_strategies_fsdp.plan import SHARD_AXIS, plan_sharding
+
+__all__ = ["plugin"]
+
+
+class FsdpPlugin:
+    """The plugin object; its hooks are documented in `hp_core.hookspecs`."""
+
+    name = "fsdp"
+    Options = Options
+    axes = (MeshAxis(SHARD_AXIS, role="data", option="dp_shard_size"),)
+    must_follow = ("*",)
+
+    @hookimpl
+    def hp_plan_sharding(
+        self, model: nn.Module, mesh: MeshSpec, options: Options, precision: Precision
+    ) -> PlanFragment:
+        return plan_sharding(model, mesh, options, precision)
+
+    @hookimpl
+    def hp_apply_plan(self, model: nn.Module, mesh: Mesh, plan: ShardingPlan, options: Options) -> nn.Module:
+        return cast(nn.Module, apply_plan(model, mesh, plan, options))
+
+    @hookimpl
+    def hp_begin_micro_batch(self, model: nn.Module, index: int, count: int, options: Options) -> None:
+        if not options.requires_grad_sync:
+            cast(FSDPModule, model).set_requires_gradient_sync(index == count - 1)
+
+
+plugin = FsdpPlugin()
