@@ -48,7 +48,9 @@ def plan_sharding(model: nn.Module, mesh: MeshSpec, options: Options, precision:
         if is_left_out(param, dtype):
             continue
         placement = Replicate() if fqn in replicated else Shard(0)
-        fragments[fqn] = ParamFragment(layout={SHARD_AXIS: placement}, grad={**reduced, SHARD_AXIS: placement})
+        fragments[fqn] = ParamFragment(
+            layout={SHARD_AXIS: placement}, grad={**reduced, SHARD_AXIS: placement}, offload=options.enable_offload
+        )
     return PlanFragment(params=fragments, precision=_precision(precision, options.mix_precision))
 
 

@@ -27,6 +27,7 @@ def merge_fragments(
     canonical = {alias: fqn for fqn, (_, aliases) in names.items() for alias in (fqn, *aliases)}
     layouts: dict[tuple[str, str], tuple[Placement, str]] = {}
     grads: dict[tuple[str, str], Placement] = {}
+    offloaded: set[str] = set()
     for plugin, fragment in fragments:
         for name, param in fragment.params.items():
             if name not in canonical:
@@ -39,8 +40,9 @@ def merge_fragments(
                     other = layouts[fqn, axis][1]
                     raise PlanError(f'{fqn} on mesh axis "{axis}" is placed by both "{other}" and "{plugin}"')
                 layouts[fqn, axis] = (placement, plugin)
-            for axis, placement in param.grad.items():
-                grads[fqn, axis] = placement
+            grads.update({(fqn, axis): placement for axis, placement in param.grad.items()})
+            if param.offload:
+                offloaded.add(fqn)
     params = {}
     for fqn, (param, aliases) in names.items():
         layout, grad, sources = {}, {}, {}
@@ -55,6 +57,7 @@ def merge_fragments(
             grad=freeze(grad),
             sources=sources,
             tied_names=aliases,
+            offload=fqn in offloaded,
         )
     return ShardingPlan(mesh=mesh, precision=_agreed_precision(precision, fragments), params=params)
 

@@ -28,11 +28,12 @@ class ParamFragment:
     """What one strategy says of one parameter, for the axes that it owns.
 
     `layout` is where the values lie. `grad` is the gradient's layout after backward: an axis that the strategy
-    has reduced itself is not `Partial` there.
+    has reduced itself is not `Partial` there. `offload`: values and optimizer state live on the CPU.
     """
 
     layout: Layout = field(default_factory=dict)
     grad: Layout = field(default_factory=dict)
+    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class ParamPlan:
     grad: Layout
     sources: Mapping[str, str]
     tied_names: tuple[str, ...] = ()
+    offload: bool = False
 
     @property
     def partial_axes(self) -> tuple[str, ...]:
@@ -96,6 +98,7 @@ class ShardingPlan:
                     "grad": {axis: str(p) for axis, p in param.grad.items()},
                     "sources": dict(param.sources),
                     "tied_names": list(param.tied_names),
+                    "offload": param.offload,
                 }
                 for fqn, param in sorted(self.params.items())
             },

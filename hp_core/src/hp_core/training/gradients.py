@@ -37,7 +37,7 @@ def reduce_partial_gradients(model: nn.Module, mesh: Mesh, plan: ShardingPlan) -
         flat = torch.cat([used, *(grad.flatten() for grad in grads)])
         for axis in axes:
             dist.all_reduce(flat, group=mesh.storage.get_group(axis))
-        any_used, *sums = torch.split(flat, [len(params), *(grad.numel() for grad in grads)])  # type: ignore[no-untyped-call]
+        any_used, *sums = torch.split(flat, [len(params), *(grad.numel() for grad in grads)])
         for param, grad, total, is_used in zip(params, grads, sums, any_used.tolist(), strict=True):
             if is_used:
                 grad.copy_(total.view_as(grad))
