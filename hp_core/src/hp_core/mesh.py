@@ -123,7 +123,7 @@ def plan_mesh(world_size: int, requests: Iterable[tuple[MeshAxis, int | None]]) 
             raise PlanError(f'mesh axis "{axis.name}": expert axes are not supported by this version of hp-core')
         else:
             if size is None or size < 1:
-                raise PlanError(f"mesh axis {axis.name!r} ({axis.option}): expected a size of at least 1, found {size}")
+                raise PlanError(f'mesh axis "{axis.name}" ({axis.option}): expected a size of at least 1, found {size}')
             inner[axis.role].append((axis.name, size))
     compute_inner = [*inner["sequence"], *inner["model"]]
     split = math.prod(size for _, size in compute_inner)
