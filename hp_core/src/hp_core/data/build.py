@@ -1,0 +1,136 @@
+"""From the configuration to a loader."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from hp_core.config import RunConfig
+from hp_core.config.schema import DatasetConfig
+from hp_core.data.chat import ChatEncoder
+from hp_core.data.documents import Encode, TextEncoder, TokensEncoder
+from hp_core.data.jsonl import JsonLines, find_files
+from hp_core.data.loader import Loader, digest
+from hp_core.data.stream import RowStream, StreamOptions
+from hp_core.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+# Two tokenizers with one vocabulary may still split it differently or add other markers.
+_SAMPLE = "A sample, 0123456789:\n\tÄrger \u4f60\u597d."
+
+
+def build_loader(
+    config: RunConfig, *, dp_rank: int, dp_size: int, vocab_size: int, seed: int, for_eval: bool = False
+) -> Loader:
+    """The loader of data rank `dp_rank` for hp's plain dataset form.
+
+    `vocab_size` is the number of rows of the model's embedding. With `for_eval`, one pass over `dataset.eval_path`
+    in the order of its files; `rewind` starts the next pass. Raises ConfigError and DataError.
+    """
+    dataset, training = config.dataset, config.training
+    lines = _open(dataset, for_eval=for_eval)
+    tokenizer = _tokenizer(config)
+    if dataset.packing and dataset.format == "text" and not dataset.append_eos:
+        logger.warning(
+            "dataset.append_eos is false: packed texts have no end token between them. They stay isolated, "
+            "by their positions, but the model cannot learn where a text ends"
+        )
+    options = StreamOptions(
+        seq_length=dataset.seq_length,
+        pad_id=_pad_id(tokenizer, vocab_size, lines),
+        vocab_size=vocab_size,
+        seed=seed,
+        shuffle=dataset.shuffle and not for_eval,
+        packing=dataset.packing,
+        skip_bad_lines=dataset.on_bad_line == "skip",
+        num_epochs=1 if for_eval else training.num_epochs,
+        # Starting processes for every evaluation costs more than they save.
+        num_workers=0 if for_eval else config.dataloader.num_workers,
+    )
+    return Loader(
+        RowStream(lines, _encoder(dataset, tokenizer), options),
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        fingerprint={
+            "path": [fingerprint.as_dict() for fingerprint in lines.fingerprints],
+            "format": dataset.format,
+            "text_key": dataset.text_key,
+            "tokenizer": None if tokenizer is None else _fingerprint(tokenizer),
+            "append_eos": dataset.append_eos,
+            "seq_length": dataset.seq_length,
+            "packing": dataset.packing,
+            "shuffle": options.shuffle,
+            "seed": seed,
+        },
+    )
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer in the local folder `path`. Raises DataError when there is none."""
+    if not Path(path).is_dir():
+        raise DataError(f'dataset.tokenizer: "{path}" is not a folder. Give the folder of a saved tokenizer')
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"dataset.tokenizer: {path} cannot be loaded: {' '.join(str(error).split())}") from error
+
+
+def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
+    """The configured tokenizer, else the model's. Token records need none."""
+    path = config.dataset.tokenizer
+    if path is None and config.dataset.format == "tokens":
+        return None
+    path = path or config.model.pretrained_model_name_or_path or config.model.config_path
+    if path is None:
+        raise ConfigError(f"dataset.tokenizer: format {config.dataset.format} needs the folder of a tokenizer")
+    return load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
+
+
+def _open(dataset: DatasetConfig, *, for_eval: bool) -> JsonLines:
+    key, patterns = ("eval_path", dataset.eval_path) if for_eval else ("path", dataset.path)
+    lines = JsonLines(find_files(patterns, key=f"dataset.{key}"))
+    if lines.empty_files and not (dataset.on_bad_line == "skip" and len(lines)):
+        raise DataError(f"{lines.empty_files[0]}: the file is empty. Remove it from dataset.{key}")
+    for path in lines.empty_files:
+        logger.warning("%s: the file is empty (skipped)", path)
+    return lines
+
+
+def _encoder(dataset: DatasetConfig, tokenizer: PreTrainedTokenizerBase | None) -> Encode:
+    if dataset.format == "tokens":
+        return TokensEncoder()
+    assert tokenizer is not None
+    if dataset.format == "text":
+        if dataset.append_eos and tokenizer.eos_token_id is None:
+            raise DataError(
+                f"dataset.tokenizer: {tokenizer.name_or_path} has no EOS token. Set dataset.append_eos: false"
+            )
+        return TextEncoder(tokenizer, dataset.text_key, dataset.append_eos)
+    if not tokenizer.chat_template:
+        raise DataError(f"dataset.tokenizer: {tokenizer.name_or_path} has no chat template, which format chat needs")
+    return ChatEncoder(tokenizer)
+
+
+def _pad_id(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, lines: JsonLines) -> int:
+    """What fills a row that documents do not: no label and no document sees it, but it has to have an embedding."""
+    found = (tokenizer.pad_token_id, tokenizer.eos_token_id) if tokenizer is not None else ()
+    pad_id = next((i for i in found if i is not None), 0)
+    if pad_id >= vocab_size:
+        assert tokenizer is not None
+        raise DataError(
+            f"dataset.tokenizer: {tokenizer.name_or_path} pads with token id {pad_id}, outside the model's vocabulary "
+            f"of {vocab_size} (data: {lines.paths[0]}). Use the model's own tokenizer, or one with another pad token"
+        )
+    return int(pad_id)
+
+
+def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    sample = tokenizer(_SAMPLE)["input_ids"]
+    return digest(
+        [sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map, tokenizer.chat_template, sample]
+    )
