@@ -1,164 +1,181 @@
-"""The typed run configuration. A key that is not here, and that no selected plugin owns, is an error."""
+"""The typed run configuration. A key that is not here, and that no selected plugin owns, is an error.
+
+Sections with `target` can be handed to a factory of the user's: `_target_` in YAML. The keys of the section are then
+the factory's arguments, collected in `args`; only the keys that core itself reads keep their types.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from hp_core.config.keys import key
 
 HYPER_AUTO = "hp_core.models.HyperAutoModelForCausalLM"
+FROM_PRETRAINED = f"{HYPER_AUTO}.from_pretrained"
+FROM_CONFIG = f"{HYPER_AUTO}.from_config"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelConfig:
-    """`target` (`_target_` in YAML) is a factory; the other fields are its arguments.
+    """The HuggingFace model. It is built without weights, which are loaded after it has been split."""
 
-    `pretrained_model_name_or_path` (weights and config) goes with `from_pretrained`, `config_path` (a folder or a
-    config.json; random weights) with `from_config`. `torch_dtype` is the dtype that parameters are stored in;
-    without it the checkpoint's, or float32 with mixed precision. `model_class` is a user's own class, dotted.
-    """
+    target: str = key(
+        FROM_PRETRAINED, f"`{FROM_PRETRAINED}`, `{FROM_CONFIG}` or another factory of a model", role="target"
+    )
+    pretrained_model_name_or_path: str | None = key(None, "config and weights; goes with `from_pretrained`")
+    config_path: str | None = key(None, "a folder or config.json, for random weights; goes with `from_config`")
+    model_class: str | None = key(None, "dotted name of your own model class, instead of the one HF chooses")
+    num_hidden_layers: int | None = key(None, "keep only so many layers; null keeps all", minimum=1)
+    torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] | None = key(
+        None, "dtype that parameters are stored in; null: the checkpoint's, or float32 with `mixed_precision`"
+    )
+    attn_implementation: str | None = key(None, "HF attention (`eager`, `sdpa`, ...); null: HF's choice")
+    force_hf: Literal[True] = key(True, "always true: the model is HF's own")
+    local_files_only: bool = key(True, "never fetch from the hub")
+    trust_remote_code: bool = key(False, "run modelling code that comes with the checkpoint")
+    init_missing_weights: bool = key(False, "initialise tensors that the checkpoint lacks, instead of failing")
+    args: Mapping[str, Any] = key({}, "arguments of another factory", role="collected")
 
-    target: str = f"{HYPER_AUTO}.from_pretrained"
-    pretrained_model_name_or_path: str | None = None
-    config_path: str | None = None
-    model_class: str | None = None
-    num_hidden_layers: int | None = None
-    torch_dtype: str | None = None
-    attn_implementation: str | None = None
-    force_hf: bool = True
-    local_files_only: bool = True
-    trust_remote_code: bool = False
-    init_missing_weights: bool = False
 
-
-@dataclass
+@dataclass(frozen=True)
 class TrainingConfig:
-    """Batch sizes count sequences: `micro_batch_size` per data rank, `global_batch_size` per optimizer step.
+    """The length of the run and its batches. At most one of train_iters, train_samples and num_epochs."""
 
-    One of `train_iters`, `train_samples` and `num_epochs` says when to stop. `backend` decides the device:
-    gloo cpu, nccl cuda, hccl npu; without it the accelerator that is there, else the CPU.
-    """
+    train_iters: int | None = key(None, "stop after so many optimizer steps", minimum=1)
+    train_samples: int | None = key(None, "stop after so many sequences", minimum=1)
+    num_epochs: int | None = key(None, "stop after so many passes over the data", minimum=1)
+    global_batch_size: int = key(8, "sequences per optimizer step, over all ranks", minimum=1)
+    micro_batch_size: int = key(1, "sequences per forward of one data rank", minimum=1)
+    backend: Literal["gloo", "nccl", "hccl"] | None = key(
+        None, "decides the device: gloo CPU, nccl CUDA, hccl Ascend; null: the accelerator that is there, else the CPU"
+    )
+    init_device: Literal["meta"] = key("meta", "where the model is built, before weights are loaded")
+    loss_aggregation: Literal["token_weighted"] = key(
+        "token_weighted", "the loss is the mean over all valid tokens of an optimizer step"
+    )
+    max_grad_norm: float | None = key(1.0, "clip the global gradient norm; null does not clip", above=0)
+    seed: int = key(1234, "of initialisation, data order and dropout", minimum=0)
+    enable_full_determinism: bool = key(False, "deterministic kernels only, bit-equal runs; slower")
+    eval_iters: int = key(0, "optimizer-step batches per evaluation; 0: the whole evaluation data", minimum=0)
+    eval_interval: int = key(0, "evaluate every so many steps; 0 never", minimum=0)
+    logging_steps: int = key(1, "log every so many steps", minimum=1)
 
-    train_iters: int | None = None
-    train_samples: int | None = None
-    num_epochs: int | None = None
-    global_batch_size: int = 8
-    micro_batch_size: int = 1
-    backend: str | None = None
-    init_device: str = "meta"
-    loss_aggregation: str = "token_weighted"
-    max_grad_norm: float | None = 1.0
-    seed: int = 1234
-    enable_full_determinism: bool = False
-    eval_iters: int = 0
-    eval_interval: int = 0
-    logging_steps: int = 1
 
-
-@dataclass
+@dataclass(frozen=True)
 class AcceleratorConfig:
-    """Only `pp_size: 1`; the other keys of this section belong to strategies."""
+    """Sizes of parallel degrees. All but `pp_size` belong to strategies."""
 
-    pp_size: int = 1
+    pp_size: Literal[1] = key(1, "there is no pipeline parallelism")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DatasetConfig:
-    """hp's plain form. `path` is a file, a glob or a list of them; `format` is text, chat or tokens.
+    """Training text, as JSON lines."""
 
-    `append_eos` ends every text document with the tokenizer's end token. `packing` joins documents into rows of
-    `seq_length` tokens; without it every document is a padded row of its own. `on_bad_line` is error or skip.
-    `eval_path` is read the same way for evaluation.
-    """
+    path: str | list[str] | None = key(None, "a file, a glob or a list of them")
+    eval_path: str | list[str] | None = key(None, "the same, for evaluation")
+    format: Literal["text", "chat", "tokens"] = key(
+        "text", "of a record: `text`, `messages` (loss on the assistant's turns), or `input_ids` and optional `labels`"
+    )
+    tokenizer: str | None = key(None, "folder of the tokenizer; null: the model's")
+    seq_length: int = key(1024, "tokens per sequence", minimum=1)
+    shuffle: bool = key(True, "another order of documents in every epoch")
+    packing: bool = key(True, "join documents, isolated from each other, into full sequences; else pad each")
+    append_eos: bool = key(True, "end every text document with the tokenizer's end token")
+    text_key: str = key("text", "field of a text record")
+    on_bad_line: Literal["error", "skip"] = key("error", "skip counts and reports the lines that it leaves out")
+    target: str | None = key(None, "a factory of your own, in place of all of this", role="target")
+    args: Mapping[str, Any] = key({}, "its arguments", role="collected")
 
-    path: Any = None
-    eval_path: Any = None
-    format: str = "text"
-    tokenizer: str | None = None
-    seq_length: int = 1024
-    shuffle: bool = True
-    packing: bool = True
-    append_eos: bool = True
-    text_key: str = "text"
-    on_bad_line: str = "error"
 
-
-@dataclass
+@dataclass(frozen=True)
 class DataloaderConfig:
-    """`num_workers` background processes read, tokenise and pack; 0 does it in the training process."""
+    """How data is read."""
 
-    num_workers: int = 0
+    num_workers: int = key(0, "background processes that read and pack; 0: the training process itself", minimum=0)
+    target: str | None = key(None, "a factory of your own, in place of hp's loader", role="target")
+    args: Mapping[str, Any] = key({}, "its arguments", role="collected")
 
 
-@dataclass
+@dataclass(frozen=True)
 class OptimizerConfig:
-    """`target` (`_target_`) is any `torch.optim` class; `args` are its further arguments.
+    """Any torch optimizer. Further keys are its arguments (`momentum`, `fused`, ...); the learning rate is not here."""
 
-    Parameters that match a glob of `no_decay_params` get no weight decay; without it those with fewer than two
-    dims (norms, biases).
-    """
+    target: str = key("torch.optim.AdamW", "the optimizer's class", role="target")
+    weight_decay: float = key(0.01, "of the parameters that are decayed", minimum=0, argument=True)
+    betas: tuple[float, float] = key((0.9, 0.95), "decay rates of the moments", minimum=0, argument=True)
+    eps: float = key(1e-8, "added to the denominator", minimum=0, argument=True)
+    no_decay_params: list[str] | None = key(
+        None,
+        "globs of parameters without weight decay; null: those with fewer than two dims (norms, biases)",
+        shared=True,
+    )
+    args: Mapping[str, Any] = key({}, "its further arguments", role="collected")
 
-    target: str = "torch.optim.AdamW"
-    weight_decay: float = 0.01
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    eps: float = 1e-8
-    no_decay_params: list[str] | None = None
-    args: dict[str, Any] = field(default_factory=dict)
 
-
-@dataclass
+@dataclass(frozen=True)
 class LrSchedulerConfig:
-    """`lr_decay_style` is constant, linear, cosine or wsd; steps are optimizer steps."""
+    """The learning rate over optimizer steps."""
 
-    lr_decay_style: str = "cosine"
-    lr: float = 1e-4
-    min_lr: float = 0.0
-    lr_warmup_steps: int = 0
-    lr_decay_steps: int | None = None
+    lr_decay_style: Literal["constant", "linear", "cosine", "wsd"] = key(
+        "cosine", "shape after the warm-up; wsd stays constant, then decays"
+    )
+    lr: float = key(1e-4, "the highest learning rate", minimum=0, shared=True)
+    min_lr: float = key(0.0, "where the decay ends", minimum=0)
+    lr_warmup_steps: int = key(0, "steps that rise to `lr`", minimum=0)
+    lr_decay_steps: int | None = key(
+        None, "step at which the decay ends, null: the last; for wsd its length, null: a tenth of the run", minimum=1
+    )
+    target: str | None = key(None, "a factory of your own that takes the optimizer", role="target")
+    args: Mapping[str, Any] = key({}, "its arguments", role="collected")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ActivationCheckpointConfig:
-    """`mode` is off, full (recompute every block) or selective (keep matrix products and attention)."""
+    """What is recomputed in backward instead of kept."""
 
-    mode: str = "off"
+    mode: Literal["off", "full", "selective"] = key(
+        "off", "full recomputes every block; selective keeps matrix products and attention"
+    )
 
 
-@dataclass
+@dataclass(frozen=True)
 class MixedPrecisionConfig:
-    """`enabled` keeps fp32 parameters, computes in bf16 and reduces gradients in fp32."""
+    """Precision of the computation."""
 
-    enabled: bool = False
+    enabled: bool = key(False, "keep float32 parameters, compute in bfloat16, reduce gradients in float32")
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointConfig:
-    """`save_steps: 0` saves at the end only. `restore_from` is a checkpoint folder or LATEST."""
+    """Training checkpoints, to resume from and to export."""
 
-    save_ckpt: bool = False
-    checkpoint_dir: str | None = None
-    save_steps: int = 0
-    restore_from: str | None = None
+    save_ckpt: bool = key(False, "save at all")
+    checkpoint_dir: str | None = key(None, "where; null: `<output_dir>/checkpoints`")
+    save_steps: int = key(0, "save every so many steps; 0: at the end only", minimum=0)
+    restore_from: str | None = key(None, "a checkpoint folder, or LATEST; null starts afresh")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DebugConfig:
-    """`check_nan_inf` stops at the first loss or gradient that is not finite and names the parameter."""
+    """Checks that cost time."""
 
-    check_nan_inf: bool = False
+    check_nan_inf: bool = key(False, "stop at the first loss or gradient that is not finite, and name the parameter")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ProfilingConfig:
-    """A torch profiler trace of steps `start_step` to `end_step` (inclusive) per rank in `trace_dir`."""
+    """A torch profiler trace per rank."""
 
-    enabled: bool = False
-    start_step: int = 2
-    end_step: int = 3
-    trace_dir: str | None = None
+    enabled: bool = key(False, "write traces")
+    start_step: int = key(2, "first step of the trace", minimum=0)
+    end_step: int = key(3, "its last step, inclusive", minimum=0)
+    trace_dir: str | None = key(None, "where; null: `<output_dir>/trace`")
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunConfig:
     """One run. `options` holds the `Options` instance of every selected plugin, in the configured order."""
 
@@ -174,6 +191,6 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
     profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
-    output_dir: str = "outputs"
-    trusted_targets: list[str] = field(default_factory=list)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    output_dir: str = key("outputs", "folder of everything that the run writes")
+    trusted_targets: list[str] = key([], "further import roots that a `_target_` may name")
+    options: Mapping[str, Any] = key({}, "filled from the keys of the selected plugins", role="collected")
