@@ -1,1 +1,47 @@
-""" """
+"""The command line `hp`: one module per subcommand, each with `add_parser` and `execute`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+
+from hp_core.cli import export, plugins, run
+from hp_core.errors import HpError
+
+OVERRIDE = re.compile(r"--[A-Za-z_][\w.\[\]]*=.*", re.DOTALL)
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one `hp` command and return its exit code.
+
+    0: done; 2: something that the user can fix, told in one line on stderr; 130: interrupted. Other exceptions are
+    defects and pass through with their traceback.
+    """
+    arguments = _parse(argv)
+    try:
+        code: int = arguments.execute(arguments)
+    except HpError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return code
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="hp", description="Train HuggingFace models on many devices.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (run, export, plugins):
+        command.add_parser(commands)
+    arguments, unknown = parser.parse_known_args(argv)
+    overrides = [each for each in unknown if OVERRIDE.fullmatch(each)]
+    wrong = [each for each in unknown if each not in overrides]
+    if wrong or (overrides and getattr(arguments, "config", None) is None):
+        parser.error(f"unrecognized arguments: {' '.join(wrong or overrides)}")
+    arguments.overrides = overrides
+    return arguments
