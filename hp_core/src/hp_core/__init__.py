@@ -7,6 +7,7 @@ from hp_core.data import IGNORE_INDEX, Batch
 from hp_core.errors import ConfigError, HpError, ModelError, PlacementError, PlanError, PluginError, WeightsError
 from hp_core.hookspecs import hookimpl
 from hp_core.mesh import Mesh, MeshAxis, MeshSpec
+from hp_core.models.blocks import decoder_blocks
 from hp_core.plan import (
     Layout,
     ParamFragment,
@@ -19,6 +20,7 @@ from hp_core.plan import (
     Shard,
     ShardingPlan,
 )
+from hp_core.training import Term
 
 __all__ = [
     "IGNORE_INDEX",
@@ -42,6 +44,8 @@ __all__ = [
     "Replicate",
     "Shard",
     "ShardingPlan",
+    "Term",
     "WeightsError",
+    "decoder_blocks",
     "hookimpl",
 ]

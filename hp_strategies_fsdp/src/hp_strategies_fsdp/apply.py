@@ -13,18 +13,18 @@ from torch.distributed.tensor import Shard as DTensorShard
 
 from hp_core import Mesh, Shard, ShardingPlan, decoder_blocks
 from hp_strategies_fsdp.options import Options
-from hp_strategies_fsdp.plan import SHARD_AXIS, is_left_out, main_dtype, output_dtype
+from hp_strategies_fsdp.plan import SHARD_AXIS, is_left_out, output_dtype
 
 
 def apply_plan(model: nn.Module, mesh: Mesh, plan: ShardingPlan, options: Options) -> FSDPModule:
     """Turn the parameters of `model` (on the meta device) into sharded DTensors and install FSDP's hooks."""
     parameters = dict(model.named_parameters())
-    dtype = main_dtype(model)
+    left_out = {param for param in parameters.values() if is_left_out(param, plan.precision.storage)}
     data_mesh = _data_mesh(mesh)
     replicated = {
-        parameters[fqn]
-        for fqn in parameters
-        if not is_left_out(parameters[fqn], dtype) and not isinstance(plan.params[fqn].layout[SHARD_AXIS], Shard)
+        param
+        for fqn, param in parameters.items()
+        if param not in left_out and not isinstance(plan.params[fqn].layout[SHARD_AXIS], Shard)
     }
     placement = _placement_of(replicated, data_mesh) if replicated else None
     blocks = list(decoder_blocks(model).values())
@@ -38,7 +38,7 @@ def apply_plan(model: nn.Module, mesh: Mesh, plan: ShardingPlan, options: Option
             offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
             if options.enable_offload
             else OffloadPolicy(),
-            ignored_params={param for param in parameters.values() if is_left_out(param, dtype)},
+            ignored_params=left_out,
         )
     sharded = cast(FSDPModule, model)
     sharded.set_reshard_after_backward(options.reshard_after_backward)

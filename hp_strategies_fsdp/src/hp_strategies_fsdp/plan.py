@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -29,7 +28,7 @@ def plan_sharding(model: nn.Module, mesh: MeshSpec, options: Options, precision:
     """Shard dim 0 of every parameter over `dp_shard`; FSDP itself sums the gradients over all data axes.
 
     Left to core (replicated, reduced after backward): scalars, which cannot be sharded, and the few parameters
-    whose dtype is not that of the others, since FSDP reduces one dtype per group.
+    whose dtype is not the storage dtype of the run, since FSDP reduces one dtype per group.
     """
     if options.edp_shard_size is not None:
         raise ConfigError(
@@ -41,25 +40,16 @@ def plan_sharding(model: nn.Module, mesh: MeshSpec, options: Options, precision:
             raise ConfigError(f"fsdp_config.{name}: expected 0 or more, found {depth}")
     parameters = dict(model.named_parameters())
     replicated = _match(options.replicate_params, parameters)
-    dtype = main_dtype(model)
     reduced = {axis: Replicate() for axis in mesh.storage_batch_axes if axis != SHARD_AXIS}
     fragments = {}
     for fqn, param in parameters.items():
-        if is_left_out(param, dtype):
+        if is_left_out(param, precision.storage):
             continue
         placement = Replicate() if fqn in replicated else Shard(0)
         fragments[fqn] = ParamFragment(
             layout={SHARD_AXIS: placement}, grad={**reduced, SHARD_AXIS: placement}, offload=options.enable_offload
         )
     return PlanFragment(params=fragments, precision=_precision(precision, options.mix_precision))
-
-
-def main_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype that most elements of the model have."""
-    counts: Counter[torch.dtype] = Counter()
-    for param in model.parameters():
-        counts[param.dtype] += param.numel()
-    return counts.most_common(1)[0][0]
 
 
 def is_left_out(param: nn.Parameter, dtype: torch.dtype) -> bool:
