@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from hp_core.config.checks import check_run
@@ -29,14 +29,14 @@ class PluginOptions:
 
     `keys` are the dotted keys (`accelerator.acme_size`: the field `acme_size`) and the sections (`acme_config`: the
     other fields) that it owns. `inline` are the options in its entry of `strategies`, without the name; `where` is
-    the place of that entry.
+    the place that selects it.
     """
 
     name: str
     options_class: type[Any]
-    keys: tuple[str, ...] = ()
-    inline: Mapping[str, Any] = field(default_factory=dict)
-    where: str = ""
+    keys: tuple[str, ...]
+    inline: Mapping[str, Any]
+    where: str
 
     def fields_by_key(self) -> dict[str, str]:
         """Every dotted key of the plugin, and the field that it sets. Raises PluginError for one without a field."""
@@ -66,7 +66,6 @@ def build_config(raw: RawConfig, plugins: Sequence[PluginOptions] = ()) -> RunCo
     given = {name: _mapping(root.get(name), name, keys) for name in sections}
     hints = type_hints(RunConfig)
     values = {name: convert(root[name], hints[name], name, keys) for name in VALUES if name in root}
-    options = {plugin.name: _read_options(plugin, given, keys) for plugin in plugins}
     roots = [plugin.options_class.__module__.partition(".")[0] for plugin in plugins]
     trusted = [*values.get("trusted_targets", []), *roots]
     for name in sorted(sections):
@@ -79,6 +78,7 @@ def build_config(raw: RawConfig, plugins: Sequence[PluginOptions] = ()) -> RunCo
         mine = keys.check(mine, siblings, name)
         if cls is not None:
             values[name] = read_section(cls, mine, name, keys)
+    options = {plugin.name: _read_options(plugin, given, keys) for plugin in plugins}
     config = RunConfig(**values, options=options)
     check_run(config, keys, trusted)
     return config
@@ -116,4 +116,5 @@ def _read_options(plugin: PluginOptions, given: Mapping[str, Mapping[str, Any]],
             raise ConfigError(f'option {name} of "{plugin.name}" is given twice: {first[name]} and {where}. Keep one.')
         first[name] = where
         arguments[fields[name].name] = convert(value, hints[fields[name].name], path, checker, key_info(fields[name]))
-    return make(plugin.options_class, arguments, plugin.name, keys)
+    paths = {field_name: key for key, field_name in plugin.fields_by_key().items()}
+    return make(plugin.options_class, arguments, plugin.name, inline, paths)

@@ -8,6 +8,7 @@ from hp_core.config.schema import FROM_CONFIG, FROM_PRETRAINED, RunConfig
 from hp_core.config.targeted import located
 from hp_core.config.targets import resolve_target
 from hp_core.config.unknown_keys import KeyChecker
+from hp_core.errors import ConfigError
 
 LENGTHS = ("train_iters", "train_samples", "num_epochs")
 SOURCES = {FROM_PRETRAINED: "pretrained_model_name_or_path", FROM_CONFIG: "config_path"}
@@ -38,12 +39,13 @@ def _check_model(config: RunConfig, keys: KeyChecker, trusted: Collection[str]) 
     for factory, source in SOURCES.items():
         if model.target not in SOURCES:
             continue
-        value = getattr(model, source)
-        name = factory.rpartition(".")[2]
-        if factory == model.target and value is None:
-            raise keys.fail(f"model.{source}", f"has to be set for model._target_ ...{name}, which is in use")
-        if factory != model.target and value is not None:
-            raise keys.fail(f"model.{source}", f"goes with model._target_ ...{name}, which is not in use")
+        is_given = getattr(model, source) is not None
+        if factory == model.target and not is_given:
+            raise keys.fail(f"model.{source}", f"has to be set, because model._target_ is {model.target}")
+        if factory != model.target and is_given:
+            raise keys.fail(f"model.{source}", f"is not read, because model._target_ is {model.target}")
     if model.model_class is not None:
         with located("model.model_class", keys):
-            resolve_target(model.model_class, trusted)
+            found = resolve_target(model.model_class, trusted)
+            if not isinstance(found, type):
+                raise ConfigError(f"{model.model_class} is not a class")

@@ -34,11 +34,17 @@ def read_section(cls: type[Any], values: Mapping[str, Any], path: str, keys: Key
     return make(cls, {**arguments, **given}, path, keys)
 
 
-def make(cls: type[Any], arguments: Mapping[str, Any], path: str, keys: KeyChecker) -> Any:
-    """Call the dataclass `cls`; what it finds wrong itself is an error of `path`, as is a required key not given."""
+def make(
+    cls: type[Any], arguments: Mapping[str, Any], path: str, keys: KeyChecker, paths: Mapping[str, str] | None = None
+) -> Any:
+    """Call the dataclass `cls`. A required key that was not given is an error, and so is what `cls` finds wrong itself.
+
+    `paths` gives the dotted keys of fields that are not keys below `path`.
+    """
     for name, field in yaml_fields(cls).items():
         if field.name not in arguments and default_of(field) is dataclasses.MISSING:
-            raise keys.fail(child_path(path, name), f"has to be set: expected {describe(type_hints(cls)[field.name])}")
+            key = (paths or {}).get(name, child_path(path, name))
+            raise keys.fail(key, f"has to be set: expected {describe(type_hints(cls)[field.name])}")
     try:
         return cls(**arguments)
     except HpError:
@@ -93,7 +99,7 @@ def describe(hint: Any) -> str:
             )
             parts.append(f"one of {choices}" if len(arguments) > 1 else choices)
         elif origin is tuple and Ellipsis not in arguments:
-            parts.append(f"a list of {len(arguments)} x {describe(arguments[0])}")
+            parts.append(f"a list of {len(arguments)} elements, each {describe(arguments[0])}")
         elif origin in (list, tuple):
             parts.append(f"a list of {describe(arguments[0])}" if arguments else "a list")
         elif origin in (dict, Mapping) or dataclasses.is_dataclass(origin):

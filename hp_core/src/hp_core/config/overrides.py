@@ -36,6 +36,7 @@ def apply_override(tree: dict[str, Any], origins: dict[str, str], override: str)
             origins.update(found)
         elif isinstance(node, dict) and node.get(step) is None:
             node[step] = _default_list(path) if steps[depth + 1].strip("[]").isdigit() else {}
+            origins.setdefault(path, override)
         node = node[step]
 
 

@@ -28,8 +28,8 @@ ALIASES = {f"{ALIAS_ROOT}.models.HyperAutoModelForCausalLM": "hp_core.models.Hyp
 
 
 def canonical_target(dotted: str) -> str:
-    """`dotted` itself, or what it is an alias of; each alias is logged once. Raises ConfigError for a name of the
-    reference dialect that has no alias."""
+    """`dotted` itself, or what it is an alias of; each alias is logged once. Raises ConfigError for what is not a
+    dotted path, and for a name of the reference dialect that has no alias."""
     for alias, name in ALIASES.items():
         if dotted == alias or dotted.startswith(f"{alias}."):
             target = name + dotted.removeprefix(alias)
@@ -37,6 +37,8 @@ def canonical_target(dotted: str) -> str:
             return target
     if dotted.partition(".")[0] == ALIAS_ROOT:
         raise ConfigError(f"{dotted} has no counterpart in hp, which knows {', '.join(ALIASES)}")
+    if "." not in dotted or not all(name.isidentifier() for name in dotted.split(".")):
+        raise ConfigError(f'"{dotted}" is not a dotted path such as package.module.name')
     return dotted
 
 
@@ -59,8 +61,6 @@ def load_target(dotted: str) -> Callable[..., Any]:
     """The callable that a dotted path or an alias names, trusted or not. Raises ConfigError as `resolve_target`."""
     target = canonical_target(dotted)
     root, *names = target.split(".")
-    if not names or not all(name.isidentifier() for name in (root, *names)):
-        raise ConfigError(f"{target} is not a dotted path such as package.module.name")
     try:
         found = _walk(root, names)
     except HpError:
@@ -85,8 +85,8 @@ def accepted_arguments(factory: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(parameter.name for parameter in parameters if parameter.kind in by_name)
 
 
-def instantiate(target: str, arguments: Mapping[str, Any], **late_arguments: Any) -> Any:
-    """Call the factory `target` with the arguments of the configuration and what only the run knows.
+def instantiate(target: str, arguments: Mapping[str, Any], *late: Any, **late_arguments: Any) -> Any:
+    """Call the factory `target` with the arguments of the configuration and what only the run knows, by place or name.
 
     Mappings with a `_target_` inside `arguments` are built first. Raises ConfigError for an argument that the factory
     does not take or that is given from both sides, and for a TypeError or ValueError of the factory.
@@ -101,7 +101,7 @@ def instantiate(target: str, arguments: Mapping[str, Any], **late_arguments: Any
         if accepted is not None and name not in accepted:
             raise ConfigError(f"{target} takes no argument {name}.{suggestion(name, accepted - late_arguments.keys())}")
     try:
-        return factory(**values)
+        return factory(*late, **values)
     except HpError:
         raise
     except (TypeError, ValueError) as error:

@@ -40,7 +40,7 @@ class KeyChecker:
         child = child_path(path, name)
         hints = install_hints()
         if child in hints.unsupported:
-            return self.fail(child, f"not honoured by this version of hp. {hints.unsupported[child]}")
+            return self.fail(child, f"not a key of this version of hp. {hints.unsupported[child]}")
         plugin = self._absent_plugin(child)
         if plugin is not None:
             return self._absent(child, value, plugin)

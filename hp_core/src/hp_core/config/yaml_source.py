@@ -89,7 +89,9 @@ def _construct(text: str, node: yaml.Node, path: str, place: Place) -> tuple[dic
         # In an override the full key starts with the word "value", which stands for its path.
         full_key = str(error.full_key)
         found = path + full_key.removeprefix("value") if path else full_key
-        raise ConfigError(f"{found}: {first_line(error)}  ({origins.get(found, place(1))})") from error
+        raise ConfigError(
+            f"{found}: not an interpolation: {first_line(error)}  ({origins.get(found, place(1))})"
+        ) from error
     assert isinstance(data, dict)
     return data, origins
 
@@ -133,5 +135,5 @@ def _origins(node: yaml.Node, path: str, place: Place, seen: set[int]) -> Iterat
 def _syntax_error(error: yaml.YAMLError, place: Place) -> ConfigError:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return ConfigError(f"{place(1)}: not valid YAML: {first_line(error)}")
-    context = f" {error.context}" if error.context else ""
-    return ConfigError(f"{place(error.problem_mark.line + 1)}: not valid YAML{context}: {error.problem}")
+    problem = ", ".join(part for part in (error.context, error.problem) if part)
+    return ConfigError(f"{place(error.problem_mark.line + 1)}: not valid YAML: {problem}")
