@@ -35,8 +35,13 @@ class FsdpPlugin:
 
     @hookimpl
     def hp_begin_micro_batch(self, model: nn.Module, index: int, count: int, options: Options) -> None:
+        is_last = index == count - 1
+        sharded = cast(FSDPModule, model)
         if not options.requires_grad_sync:
-            cast(FSDPModule, model).set_requires_gradient_sync(index == count - 1)
+            sharded.set_requires_gradient_sync(is_last)
+        if not options.reshard_after_backward:
+            # What stays gathered over the optimizer step would be stale in the next forward.
+            sharded.set_reshard_after_backward(is_last)
 
 
 plugin = FsdpPlugin()

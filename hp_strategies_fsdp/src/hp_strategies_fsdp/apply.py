@@ -41,7 +41,6 @@ def apply_plan(model: nn.Module, mesh: Mesh, plan: ShardingPlan, options: Option
             ignored_params=left_out,
         )
     sharded = cast(FSDPModule, model)
-    sharded.set_reshard_after_backward(options.reshard_after_backward)
     # Ranks may use different parameters (experts without tokens): without this their reductions would not match.
     sharded.set_reduce_scatter_unused_params(True)
     for module in model.modules():

@@ -25,10 +25,13 @@ class Options:
 
     `dp_shard_size` ranks share one copy of the parameters, the rest replicate (HSDP); absent or -1: all data and
     sequence ranks. `edp_shard_size` is the same for experts and needs expert parallelism. Parameters that match a
-    glob of `replicate_params` stay whole on every rank. `reshard_after_forward` frees a block's gathered parameters
-    until its backward (the root keeps its own: backward needs them at once), `reshard_after_backward` until the next
-    forward. `requires_grad_sync: false` reduces gradients only at the last micro-batch of a step. The prefetch depths
-    say how many blocks are gathered ahead. `enable_offload` keeps parameters, gradients and optimizer state on the CPU.
+    glob of `replicate_params` stay whole on every rank.
+
+    `reshard_after_forward` frees a block's gathered parameters until its backward (the root keeps its own: backward
+    needs them at once), `reshard_after_backward` until the next micro-batch; after the last one they are always
+    freed, since the optimizer changes them. `requires_grad_sync: false` reduces gradients only at the last
+    micro-batch of a step. The prefetch depths say how many blocks are gathered ahead. `enable_offload` keeps
+    parameters, gradients and optimizer state on the CPU.
     """
 
     dp_shard_size: int | None = None
