@@ -44,8 +44,8 @@ def flops_per_token(model: nn.Module, seq_length: int) -> float | None:
         if isinstance(module, nn.Embedding):
             continue
         # Module by module, because a tied head shares its weight with an embedding but multiplies.
-        for param in module.parameters(recurse=False):
-            if param.ndim < 2:
+        for name, param in module.named_parameters(recurse=False):
+            if param.ndim < 2 or "bias" in name:
                 continue
             is_expert = "experts" in fqn.split(".") or (param.ndim == 3 and not isinstance(module, nn.Conv1d))
             share = _visited_share(config, param) if is_expert else 1.0
@@ -70,18 +70,22 @@ def _visited_share(config: Any, param: nn.Parameter) -> float | None:
 
 
 def _attention_flops(config: Any, seq_length: int) -> float:
-    heads = getattr(config, "num_attention_heads", None)
-    if not heads:
-        return 0.0
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    query_dim = value_dim = head_dim
-    if getattr(config, "v_head_dim", None) and getattr(config, "qk_rope_head_dim", None):  # multi-head latent attention
-        query_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-        value_dim = config.v_head_dim
-    window = getattr(config, "sliding_window", None) or seq_length
-    chunk = getattr(config, "attention_chunk_size", None) or seq_length
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        kinds = ["sliding_attention"] * config.num_hidden_layers
-    context = {"full_attention": seq_length, "sliding_attention": window, "chunked_attention": chunk}
-    return float(sum(6 * heads * (query_dim + value_dim) * min(seq_length, context.get(kind, 0)) for kind in kinds))
+    """Scores and weighted values of all layers with softmax attention; other kinds of layers count nothing."""
+    total = 0.0
+    for index in range(config.num_hidden_layers):
+        layer = config.per_layer_config[index]
+        heads = getattr(layer, "num_attention_heads", None)
+        if not heads:
+            continue
+        window = getattr(layer, "sliding_window", None) or seq_length
+        kinds = getattr(layer, "layer_types", None)
+        context = {
+            "full_attention": seq_length,
+            "sliding_attention": window,
+            "chunked_attention": getattr(layer, "attention_chunk_size", None) or seq_length,
+        }.get(kinds[index] if kinds else "sliding_attention", 0)
+        query_dim = value_dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+        if getattr(layer, "qk_nope_head_dim", None):  # multi-head latent attention
+            query_dim, value_dim = layer.qk_nope_head_dim + layer.qk_rope_head_dim, layer.v_head_dim
+        total += 6 * heads * (query_dim + value_dim) * min(seq_length, context)
+    return total
