@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightTransform
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from hp_core.errors import WeightsError
+from hp_core.models.blocks import decoder_blocks
 from hp_core.models.checkpoint_files import FileTensor
 from hp_core.models.conversion import Recipe, Resolution, expected_sources
 from hp_core.plan import ShardingPlan
@@ -161,12 +161,8 @@ def _find_cropped(template: PreTrainedModel, folder: Path, unmatched: Mapping[st
     if whole <= num_layers:
         return set()
     base = f"{template.base_model_prefix}."
-    stacks = [
-        fqn.removeprefix(base)
-        for fqn, module in template.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers and not re.search(r"\.\d+\.", fqn)
-    ]
-    layer = re.compile(rf"(?:^|\.)(?:{'|'.join(map(re.escape, stacks))})\.(\d+)\.")
+    stacks = {fqn.rpartition(".")[0].removeprefix(base) for fqn in decoder_blocks(template)}
+    layer = re.compile(rf"(?:^|\.)(?:{'|'.join(map(re.escape, sorted(stacks)))})\.(\d+)\.")
     found = {name: layer.search(fqn) for name, fqn in unmatched.items()}
     return {name for name, match in found.items() if match and num_layers <= int(match[1]) < whole}
 
