@@ -34,7 +34,7 @@ def build_on_meta(construct: Callable[[], PreTrainedModel]) -> PreTrainedModel:
     """
     values: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
     with torch.random.fork_rng(devices=[]), TensorWrites() as writes:
-        torch.random.default_generator.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         with _parameters_on_meta(writes, values), _no_weight_init():
             model = construct()
         fill_buffers(model)
@@ -86,9 +86,10 @@ def _parameters_on_meta(writes: TensorWrites, values: WeakTensorKeyDictionary) -
             meta.__dict__.update(param.__dict__)
             if not writes.is_unwritten(param) and (value := _compact(param.detach())) is not None:
                 values[meta] = value
-        return moved[param]
+        found: nn.Parameter = moved[param]
+        return found
 
-    handle = register_module_parameter_registration_hook(move)
+    handle = register_module_parameter_registration_hook(move)  # type: ignore[arg-type]  # it may return
     try:
         yield
     finally:
@@ -125,7 +126,6 @@ def _keep_in_fp32(model: PreTrainedModel) -> None:
 
 
 def _check_buffers(model: PreTrainedModel, writes: TensorWrites) -> None:
-    source = "not written by its constructor or by _init_weights; give it values there"
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
             raise ModelError(
@@ -133,4 +133,7 @@ def _check_buffers(model: PreTrainedModel, writes: TensorWrites) -> None:
                 "device. Compute it from the config in the constructor."
             )
         if writes.is_unwritten(buffer):
-            raise ModelError(f"{type(model).__name__}: buffer {name} has no values: {source}")
+            raise ModelError(
+                f"{type(model).__name__}: buffer {name} has no values: neither its constructor nor _init_weights writes "
+                "any. Give it values in the constructor."
+            )

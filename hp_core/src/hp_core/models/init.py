@@ -128,13 +128,14 @@ def _rehearse(template: PreTrainedModel, parameters: _Parameters) -> dict[str, s
 def _init_module(fqn: str, module: nn.Module, owner: PreTrainedModel, seed: int) -> None:
     """Let HF initialise one module, whose parameters are real, from the random state that belongs to its name."""
     digest = hashlib.sha256(f"{seed}:{fqn}".encode()).digest()
-    generator = torch.random.default_generator
+    generator = torch.default_generator
     with _spare_buffers(module):
         generator.manual_seed(int.from_bytes(digest[:8], "little"))
         owner._init_weights(module)
         incomplete = any(bool(param.isnan().any()) for param in module.parameters(recurse=False))
-        if incomplete and type(module).__module__.startswith("torch.nn.") and hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        reset = getattr(module, "reset_parameters", None)
+        if incomplete and reset is not None and type(module).__module__.startswith("torch.nn."):
+            reset()
             owner._init_weights(module)
 
 

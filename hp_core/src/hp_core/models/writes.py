@@ -17,11 +17,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-class TensorWrites(TorchDispatchMode):
+class TensorWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, notes what is allocated without values and what is written in place, by `storage_key`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.written: set[int] = set()
         # Weak references free the memory but keep its key from being used again.
         self._unwritten: dict[int, StorageWeakRef] = {}
@@ -37,7 +37,7 @@ class TensorWrites(TorchDispatchMode):
         result = func(*args, **kwargs)
         if func.overloadpacket.__name__ in _ALLOCATIONS:
             storage = result.untyped_storage()
-            self._unwritten[storage._cdata] = StorageWeakRef(storage)
+            self._unwritten[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         elif func._schema.is_mutable:
             for tensor in _mutated(func, args, kwargs):
                 key = storage_key(tensor)
