@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from parity_cases import CASES, ROWS, global_batch, make_checkpoint, reference_loss, reference_model, slice_rows
 from torch.distributed.tensor import DTensor
 
@@ -18,6 +19,7 @@ from hp_core.training.device import select_device
 from hp_core.training.step import accumulate_gradients
 
 STEPS, LR = 20, 0.05
+NORMS = "*[nl][on][r_]*"  # ...norm..., and GPT-2's ln_1, ln_2 and ln_f
 
 # name: (world size, micro-batches per step, configuration)
 MODES: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -30,8 +32,8 @@ MODES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "fsdp4_selective": (4, 1, {"fsdp_config": {}, "activation_checkpoint": {"mode": "selective"}}),
     "hsdp2x2": (4, 4, {"fsdp_config": {"dp_shard_size": 2}}),
     "offload2": (2, 1, {"fsdp_config": {"enable_offload": True}}),
-    "replicate2": (2, 4, {"fsdp_config": {"replicate_params": ["*norm*", "*ln_*"]}}),
-    "replicate2x2": (4, 1, {"fsdp_config": {"dp_shard_size": 2, "replicate_params": ["*norm*", "*ln_*"]}}),
+    "replicate2": (2, 4, {"fsdp_config": {"replicate_params": [NORMS]}}),
+    "replicate2x2": (4, 1, {"fsdp_config": {"dp_shard_size": 2, "replicate_params": [NORMS]}}),
     "replicated_by_core": (2, 4, {}),
 }
 
@@ -92,8 +94,6 @@ def test_twenty_sgd_steps_give_the_curve_of_one_process(
 
 
 def write_config(folder: Path, checkpoint: Path, world: int, num_micro: int, config: dict[str, Any]) -> Path:
-    from omegaconf import OmegaConf
-
     path = folder / "train.yaml"
     base = {
         "model": {"pretrained_model_name_or_path": str(checkpoint), "torch_dtype": "float32"},

@@ -155,7 +155,7 @@ def _with_shapes(recipe: Recipe, template: PreTrainedModel, shapes: Mapping[str,
     try:
         made = recipe.make(template, lambda name, _: torch.empty(shapes[name], device="meta"))
     except Exception as error:  # conversions are code of transformers and third parties: they may raise anything
-        return replace(recipe, problem=str(error))
+        return replace(recipe, problem=" ".join(str(error).split()))
     return replace(recipe, shapes={name: tuple(value.shape) for name, value in made.items()})
 
 
