@@ -7,7 +7,7 @@ and projection, and a dense Qwen3. Every round loads each with both systems, one
 gloo ranks of one thread, from a cold page cache, in alternating order. What is timed is the same for both: from the
 config to a model sharded with FSDP2 and filled, on all ranks. Prints medians over the rounds, as a Markdown table.
 
-FOLDER must be on a disk: a file system in memory has no cold cache.
+FOLDER must be on a disk: a file system in memory has no cold cache. transformers needs accelerate for its part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from copy import deepcopy
 from pathlib import Path
@@ -39,6 +38,7 @@ from hp_core.models.build import build_on_meta
 from hp_core.models.materialize import materialize
 from hp_core.models.weights import load_checkpoint
 from hp_core.plan import merge_fragments
+from hp_core.testing.meters import PeakMemory, bytes_read, drop_from_cache
 
 SYSTEMS = ("hp", "transformers")
 SHAPES = {
@@ -70,7 +70,7 @@ def main() -> None:
     if options.worker:
         measure(options.worker, options.folder)
         return
-    print("| checkpoint | ranks | system | load, s | read from disk / file | peak RssAnon of a rank, MB | its shards, MB |")
+    print("| checkpoint | ranks | system | load, s | read from disk / file | peak RssAnon, MB | shards, MB |")
     print("|---|---|---|---|---|---|---|")
     for name in options.models:
         folder = options.folder / name
@@ -108,9 +108,7 @@ def compare(name: str, folder: Path, ranks: int, rounds: int) -> list[str]:
 def start_ranks(system: str, folder: Path, ranks: int) -> dict[str, float]:
     """Load once, from a cold cache, in fresh processes."""
     for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_from_cache(path)
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
     done = subprocess.run(
         [sys.executable, *command, f"--worker={system}", f"--folder={folder}"],
@@ -129,14 +127,14 @@ def measure(system: str, folder: Path) -> None:
     with torch.device("meta"):
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))  # imports, which are not to be timed
     dist.barrier()
-    read_before, anon_before, start = bytes_read(), anonymous_memory(), time.perf_counter()
-    with PeakMemory() as peak:
+    read_before, start = bytes_read(), time.perf_counter()
+    with PeakMemory() as memory:
         model = load(folder)
         dist.barrier()
     mine = {
         "seconds": time.perf_counter() - start,
         "bytes_read": bytes_read() - read_before,
-        "peak": peak.value - anon_before,
+        "peak": memory.peak,
         "shards": sum(p.to_local().nbytes for p in model.parameters()),
     }
     everyone: list[dict[str, float]] = [{}] * dist.get_world_size()
@@ -166,37 +164,6 @@ def load_with_hp(folder: Path) -> PreTrainedModel:
 def load_with_transformers(folder: Path) -> PreTrainedModel:
     parallel = DistributedConfig(fsdp_size=dist.get_world_size())
     return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE, distributed_config=parallel)
-
-
-class PeakMemory:
-    """The highest RssAnon while the context is open, sampled every 2 ms, in bytes."""
-
-    def __enter__(self) -> PeakMemory:
-        self.value = anonymous_memory()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._done.wait(0.002):
-            self.value = max(self.value, anonymous_memory())
-
-
-def anonymous_memory() -> int:
-    """Bytes of this process that are not mapped files."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
-
-
-def bytes_read() -> int:
-    """Bytes that this process made the kernel fetch from storage."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
 
 
 if __name__ == "__main__":
