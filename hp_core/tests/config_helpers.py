@@ -52,13 +52,14 @@ def read(text: str, *overrides: str) -> RawConfig:
 
 
 def load(text: str, *overrides: str, plugins: Sequence[PluginOptions] = ()) -> RunConfig:
-    """Read and validate `text`, with a model where it names none."""
-    return build_config(read(text if "model:" in text else text + MODEL, *overrides), plugins)
+    """Read and validate `text`; the options of `plugins` may also stand in `strategies`."""
+    raw = read(text, *overrides)
+    return build_config(raw, [inline(plugin, raw) for plugin in plugins])
 
 
 def inline(plugin: PluginOptions, raw: RawConfig) -> PluginOptions:
     """`plugin` with the options of its entry in `strategies`, as the registry would hand it over."""
-    for index, entry in enumerate(raw.tree["strategies"]):
+    for index, entry in enumerate(raw.tree.get("strategies", [])):
         if isinstance(entry, dict) and entry["name"] == plugin.name:
             options: dict[str, Any] = {name: value for name, value in entry.items() if name != "name"}
             return PluginOptions(

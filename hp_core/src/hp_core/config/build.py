@@ -57,19 +57,19 @@ def build_config(raw: RawConfig, plugins: Sequence[PluginOptions] = ()) -> RunCo
     each other; PluginError when a plugin's options or keys cannot work.
     """
     core = {f"{section}.{name}" for section, cls in SECTIONS.items() for name in yaml_fields(cls)}
-    owned = {key for plugin in plugins for key in plugin.fields_by_key()}
-    if owned & core:
-        raise PluginError(f"{min(owned & core)} is owned by a plugin, but it is a key of hp-core")
+    owned = [key for plugin in plugins for key in plugin.fields_by_key()]
+    for key in core.intersection(owned):
+        raise PluginError(f"{key} is owned by a plugin, but it is a key of hp-core")
     keys = KeyChecker(raw.where, tuple(sorted({*core, *owned, *VALUES})), frozenset(plugin.name for plugin in plugins))
-    sections = {*SECTIONS, *(key.partition(".")[0] for key in owned)}
+    sections = list(dict.fromkeys([*SECTIONS, *(key.partition(".")[0] for key in owned)]))
     root = keys.check(raw.tree, [*sections, *VALUES, STRATEGIES], "")
     given = {name: _mapping(root.get(name), name, keys) for name in sections}
     hints = type_hints(RunConfig)
     values = {name: convert(root[name], hints[name], name, keys) for name in VALUES if name in root}
     roots = [plugin.options_class.__module__.partition(".")[0] for plugin in plugins]
     trusted = [*values.get("trusted_targets", []), *roots]
-    for name in sorted(sections):
-        siblings = [key.partition(".")[2] for key in (core | owned) if key.startswith(f"{name}.")]
+    for name in sections:
+        siblings = [key.partition(".")[2] for key in (*core, *owned) if key.startswith(f"{name}.")]
         mine = {key: value for key, value in given[name].items() if f"{name}.{key}" not in owned}
         cls = SECTIONS.get(name)
         if cls is not None and TARGET in siblings:

@@ -16,7 +16,6 @@ SOURCES = {FROM_PRETRAINED: "pretrained_model_name_or_path", FROM_CONFIG: "confi
 
 def check_run(config: RunConfig, keys: KeyChecker, trusted: Collection[str]) -> None:
     """Raise ConfigError for values that contradict each other."""
-    _check_model(config, keys, trusted)
     training = config.training
     lengths = [name for name in LENGTHS if getattr(training, name) is not None]
     if len(lengths) > 1:
@@ -31,6 +30,7 @@ def check_run(config: RunConfig, keys: KeyChecker, trusted: Collection[str]) -> 
         raise keys.fail(
             "profiling.end_step", f"{profiling.end_step} is before profiling.start_step = {profiling.start_step}."
         )
+    _check_model(config, keys, trusted)
 
 
 def _check_model(config: RunConfig, keys: KeyChecker, trusted: Collection[str]) -> None:

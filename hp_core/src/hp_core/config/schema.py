@@ -170,8 +170,8 @@ class ProfilingConfig:
     """A torch profiler trace per rank."""
 
     enabled: bool = key(False, "write traces")
-    start_step: int = key(2, "first step of the trace", minimum=0)
-    end_step: int = key(3, "its last step, inclusive", minimum=0)
+    start_step: int = key(2, "first step of the trace; the run's first step is 1", minimum=1)
+    end_step: int = key(3, "its last step, inclusive", minimum=1)
     trace_dir: str | None = key(None, "where; null: `<output_dir>/trace`")
 
 

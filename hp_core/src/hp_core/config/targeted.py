@@ -69,7 +69,7 @@ def _check_call(
     for name, value in arguments.items():
         if name in late or (accepted is not None and name not in accepted):
             what = "given by hp itself" if name in late else f"no argument of {target}"
-            raise keys.unknown(name, value, {*(accepted or ()), *kept} - {*late}, path, what)
+            raise keys.unknown(name, value, {*(accepted or ()), *kept, TARGET} - {*late}, path, what)
         _check_nodes(value, child_path(path, name), keys, trusted)
 
 

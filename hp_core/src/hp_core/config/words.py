@@ -20,7 +20,9 @@ def found(value: Any) -> str:
 
 def closest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate most like `name`; None when none is. Half of the letters in common is enough: keys are short."""
-    return next(iter(get_close_matches(name, sorted(candidates), n=1, cutoff=0.5)), None)
+    known = sorted(candidates)
+    near = [each for each in known if _differ_once(name, each)] or get_close_matches(name, known, n=1, cutoff=0.5)
+    return near[0] if near else None
 
 
 def suggestion(name: str, siblings: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
@@ -40,3 +42,10 @@ def suggestion(name: str, siblings: Iterable[str], elsewhere: Iterable[str] = ()
         return f" Did you mean {near}?"
     known = ", ".join(sorted(siblings))
     return f" Known here: {known}." if known else ""
+
+
+def _differ_once(one: str, other: str) -> bool:
+    """Whether one character left out, added or replaced makes `other` of `one`."""
+    start = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    left, right = one[start:], other[start:]
+    return left[1:] in (right, right[1:]) or left == right[1:]
