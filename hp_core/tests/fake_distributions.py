@@ -43,6 +43,7 @@ def write_distribution(
 ) -> str:
     """Write module `<name>_module` with `plugin` in it, and its metadata. Returns the distribution's name.
 
+    Beside it lies the metadata of an hp-core 0.1.0, so that what is expected does not depend on the version under test.
     The module is GOOD with `edits` made to it (each has to apply), or `source`.
     """
     distribution = distribution or f"{name}-plugin"
@@ -50,6 +51,9 @@ def write_distribution(
     for old, new in (edits or {}).items():
         assert old in text
         text = text.replace(old, new)
+    core = folder / "hp_core-0.1.0.dist-info"
+    core.mkdir(parents=True, exist_ok=True)
+    (core / "METADATA").write_text("Metadata-Version: 2.1\nName: hp-core\nVersion: 0.1.0\n")
     module = f"{name}_module"
     info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -53,6 +54,8 @@ def launch(ranks: Ranks, command: Sequence[str]) -> int:
             message, code = describe_failure(error.failures)
             print(message, file=sys.stderr)
             return code
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
         except SignalException as error:
             return 128 + error.sigval
     return 0
@@ -64,6 +67,9 @@ def _launch_config(ranks: Ranks, folder: str) -> LaunchConfig:
         max_nodes=ranks.num_nodes,
         nproc_per_node=ranks.per_node,
         max_restarts=0,
+        # Ctrl-C is left out: the agent would hand it on to the ranks, and each would print where it was. As a plain
+        # KeyboardInterrupt it makes the agent terminate them.
+        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
         shutdown_timeout=SECONDS_TO_END,
         logs_specs=DefaultLogsSpecs(log_dir=folder),
     )

@@ -78,7 +78,8 @@ def _as_text(report: dict[str, Any]) -> str:
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
     ]
-    lines += [each["problem"] for each in report["plugins"] if each["problem"]]
+    # A clash is the same line for both of its plugins.
+    lines += dict.fromkeys(each["problem"] for each in report["plugins"] if each["problem"])
     lines += report["unreadable"]
     if "selected" in report:
         lines.append(f"selected, in this order: {', '.join(report['selected']) or 'none'}")

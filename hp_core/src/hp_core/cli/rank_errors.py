@@ -27,8 +27,6 @@ EXIT_FAILURE = 1
 
 def run_rank(work: Callable[[], None]) -> None:
     """Run one rank's work. When it raises, report to the launcher and end the process at once."""
-    # The launcher handles Ctrl-C; a rank that waits inside a collective could not.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     faulthandler.enable()
     try:
         work()
