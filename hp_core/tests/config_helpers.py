@@ -66,3 +66,11 @@ def inline(plugin: PluginOptions, raw: RawConfig) -> PluginOptions:
                 plugin.name, plugin.options_class, plugin.keys, options, raw.where(f"strategies[{index}]")
             )
     return plugin
+
+
+def make_optimizer(params: Any, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+    """The signature of an optimizer."""
+
+
+def make_schedule(optimizer: Any, step_size: int) -> None:
+    """The signature of a schedule."""

@@ -69,7 +69,7 @@ def load_target(dotted: str) -> Callable[..., Any]:
         # Whatever the user's own module raises while it is imported.
         raise ConfigError(f"importing {target} failed: {type(error).__name__}: {first_line(error)}") from error
     if not callable(found):
-        raise ConfigError(f"{target} is a {type(found).__name__}, which cannot be called")
+        raise ConfigError(f"{target} is of type {type(found).__name__}, which cannot be called")
     return found  # type: ignore[no-any-return]
 
 

@@ -19,9 +19,9 @@ def found(value: Any) -> str:
 
 
 def closest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate most like `name`; None when none is. Half of the letters in common is enough: keys are short."""
+    """The candidate most like `name`; None when none is."""
     known = sorted(candidates)
-    near = [each for each in known if _differ_once(name, each)] or get_close_matches(name, known, n=1, cutoff=0.5)
+    near = [each for each in known if _differ_once(name, each)] or get_close_matches(name, known, n=1)
     return near[0] if near else None
 
 
