@@ -9,6 +9,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
+STARTED := $(shell date +%s)
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(wildcard hp_*/pyproject.toml))
 # Compiling is left to one pass over all packages, on all cores.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --no-build-isolation -c constraints.txt
@@ -29,7 +30,7 @@ format: .venv/tools.done
 	$(BIN)/ruff format .
 
 demo: .venv/hp.done
-	BIN=$(BIN) examples/demo/run.sh
+	BIN=$(BIN) STARTED=$(STARTED) examples/demo/run.sh
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache outputs

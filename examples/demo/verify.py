@@ -1,0 +1,93 @@
+"""Check what the demo has made. Usage: verify.py CONFIG CHECKPOINT EXPORT [PART=SECONDS ...]
+
+Loads the training checkpoint into hp's own model and the export into plain transformers, compares their logits, lets
+the latter write a line, and compares the loss on held-out text with what word counts alone would give. Exits with 1
+when the logits differ at all, or when the loss is not at least 0.5 nats better.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from hp_core import pipeline
+from hp_core.training.device import select_device, start_process_group
+
+REQUIRED_GAIN = 0.5  # nats per token
+PROMPT = "def __init__(self"
+
+
+def hp_logits(config: Path, checkpoint: Path, input_ids: torch.Tensor) -> torch.Tensor:
+    """Logits `[1, S, V]` of the checkpoint in the model that hp trains, here on one rank."""
+    loaded = pipeline.load(config, ["--fsdp_config.dp_shard_size=1"])
+    device = select_device("gloo")
+    start_process_group(device)
+    try:
+        model = pipeline.prepare(loaded, device).model.eval()
+        load_distributed({f"model.{fqn}": param for fqn, param in model.named_parameters()}, checkpoint_id=checkpoint)
+        with torch.no_grad():
+            logits: torch.Tensor = model(input_ids=input_ids).logits
+        return logits
+    finally:
+        dist.destroy_process_group()
+
+
+def unigram_entropy(tokenizer: PreTrainedTokenizerBase, file: Path) -> float:
+    """Entropy of the file's own distribution of tokens, in nats per token: the best loss without looking at context."""
+    counts: Counter[int] = Counter()
+    for line in file.read_text(encoding="utf-8").splitlines():
+        counts.update([*tokenizer(json.loads(line)["text"])["input_ids"], tokenizer.eos_token_id])
+    total = counts.total()
+    return -sum(count / total * math.log(count / total) for count in counts.values())
+
+
+def evaluation_loss(metrics: Path) -> float:
+    """The last loss on held-out text that the run has logged."""
+    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return float([record["eval_loss"] for record in records if "eval_loss" in record][-1])
+
+
+def main(config: Path, checkpoint: Path, export: Path, times: dict[str, float]) -> int:
+    started = time.monotonic()
+    work = export.parent
+    tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
+    held_out = work / "held_out.jsonl"
+    text = json.loads(held_out.read_text(encoding="utf-8").splitlines()[0])["text"]
+    input_ids = torch.tensor([tokenizer(text)["input_ids"][:256]])
+
+    model = AutoModelForCausalLM.from_pretrained(export).eval()
+    with torch.no_grad():
+        difference = (model(input_ids=input_ids).logits - hp_logits(config, checkpoint, input_ids)).abs().max().item()
+        prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+        written = model.generate(prompt, max_new_tokens=48, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    print(tokenizer.decode(written[0], skip_special_tokens=True).splitlines()[0])
+
+    loss = evaluation_loss(work / "run/metrics.jsonl")
+    entropy = unigram_entropy(tokenizer, held_out)
+    times["verification"] = time.monotonic() - started
+    rows = {
+        "loss on held-out text": f"{loss:.3f} nats per token",
+        "unigram entropy of that text": f"{entropy:.3f} nats per token",
+        "difference": f"{entropy - loss:.3f} (required: {REQUIRED_GAIN})",
+        "logits, hp against transformers": f"largest difference {difference:g} (required: 0)",
+        **{part: f"{seconds:.0f} s" for part, seconds in times.items()},
+        "total": f"{sum(times.values()):.0f} s",
+    }
+    print()
+    for name, value in rows.items():
+        print(f"{name:<33}{value}")
+    return 0 if difference == 0 and entropy - loss >= REQUIRED_GAIN else 1
+
+
+if __name__ == "__main__":
+    parts = {name: float(seconds) for name, seconds in (argument.split("=") for argument in sys.argv[4:])}
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), parts))
