@@ -130,6 +130,29 @@ def test_expert_of_the_wrong_shape(tmp_path: Path) -> None:
     assert_refused(tmp_path, "model.layers.0.mlp.experts.down_proj", "cannot be")
 
 
+def test_expert_of_the_wrong_shape_in_a_file_without_the_prefix(tmp_path: Path) -> None:
+    """Nothing is missing from a file of the base model, whose names lack `model.`."""
+    save_checkpoint(tmp_path, "qwen3_moe", {**QWEN3_MOE, "tie_word_embeddings": True})
+    name = "layers.0.mlp.experts.3.down_proj.weight"
+
+    def change(tensors: Tensors) -> None:
+        for old in list(tensors):
+            tensors[old.removeprefix("model.")] = tensors.pop(old)
+        tensors[name] = tensors[name][:-1].contiguous()
+
+    edit(tmp_path, change)
+    message = assert_refused(tmp_path, "of the wrong shape: model.layers.0.mlp.experts.down_proj")
+    assert "missing" not in message
+
+
+def test_projection_both_fused_and_on_its_own(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "hrm_text", CONFIGS["hrm_text"])
+    template = build_template(tmp_path)
+    own = next(name for name in template.state_dict() if name.endswith("up_proj.weight"))
+    edit(tmp_path, lambda tensors: tensors.update({own: torch.zeros(template.state_dict()[own].shape)}))
+    assert_refused(tmp_path, f"1 tensor present both as it is and as part of a fused one: {own}")
+
+
 def test_unexpected_tensor(llama: Path) -> None:
     edit(llama, lambda tensors: tensors.update({"model.layers.0.mlp.extra.weight": torch.ones(2)}))
     assert_refused(llama, "1 tensor unexpected: model.layers.0.mlp.extra.weight")
@@ -233,6 +256,16 @@ def test_tw_tied_head_that_is_present_and_equal(tied: Path) -> None:
     plan = make_plan(template, 2)
     model, _ = load_rank(template, plan, tied, 1)
     assert_is_part(plan, 1, model, AutoModelForCausalLM.from_pretrained(tied))
+
+
+def test_tw_tied_head_that_is_equal_in_another_dtype(tied: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        half = tensors["model.embed_tokens.weight"].to(torch.bfloat16)
+        tensors["lm_head.weight"], tensors["model.embed_tokens.weight"] = half, half.float()
+
+    edit(tied, change)
+    template = build_template(tied)
+    load_rank(template, make_plan(template), tied)
 
 
 def test_tw_tied_head_that_differs(tied: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ def check_match(
     missing = [fqn for fqn in state if fqn not in tied and fqn not in loaded]
     required, unexpected = _apply_exceptions(template, missing, unmatched)
     extra = [name for name in unmatched if unmatched[name] in unexpected] + [fqn for fqn in made if fqn not in state]
+    twice = [fqn for fqn, count in Counter(made).items() if count > 1]
     problems = []
     if required and not init_missing:
         fix = "model.init_missing_weights: true initialises them"
@@ -72,6 +74,8 @@ def check_match(
         problems.append(f"{_count(incomplete, 'part')} of stacked or fused tensors missing: {_list(incomplete)}")
     if extra:
         problems.append(f"{_count(extra, 'tensor')} unexpected: {_list(extra)}")
+    if twice:
+        problems.append(f"{_count(twice, 'tensor')} present both as it is and as part of a fused one: {_list(twice)}")
     if misshapen:
         problems.append(f"{_count(misshapen, 'tensor')} of the wrong shape: {_list(misshapen)}")
     if problems:
@@ -100,11 +104,11 @@ def drop_equal_ties(
     for fqn, param in plan.params.items():
         first, *others = [name for name in (fqn, *param.tied_names) if name in by_target] or [fqn]
         for other in others:
-            values = [
+            one, two = (
                 by_target[name].make(template, lambda source, rows: files[source].rows(rows))[name]
                 for name in (first, other)
-            ]
-            if not torch.equal(*values):
+            )
+            if not torch.equal(one, two.to(one.dtype)):
                 raise WeightsError(
                     f"{folder}: {first} and {other} are one tensor in the model and differ in the checkpoint. "
                     "Set tie_word_embeddings: false in its config.json if they are to be two."
@@ -130,7 +134,9 @@ def _check_recipes(
         if recipe.problem:
             problems = [f"{recipe.target}{origin} cannot be ({recipe.problem})"]
         if problems:
-            absent = expected_sources(template, recipe.target, resolution.transforms) - set(files)
+            expected = expected_sources(template, recipe.target, resolution.transforms)
+            # With none of them there, the checkpoint has other names for the same (no prefix): nothing is missing.
+            absent = expected - set(files) if expected & set(files) else set()
             incomplete.extend(sorted(absent))
             misshapen.extend([] if absent else problems)
     return incomplete, misshapen
