@@ -70,14 +70,17 @@ def build_loader(
     )
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer in the local folder `path`. Raises DataError when there is none."""
-    if not Path(path).is_dir():
-        raise DataError(f'dataset.tokenizer: "{path}" is not a folder. Give the folder of a saved tokenizer')
+def load_tokenizer(
+    path: str, *, local_files_only: bool = True, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer in the folder `path`. Raises DataError when there is none."""
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            path, local_files_only=local_files_only, trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"dataset.tokenizer: {path} cannot be loaded: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split()) if Path(path).is_dir() else "there is no such folder"
+        raise DataError(f'dataset.tokenizer: no tokenizer can be loaded from "{path}": {reason}') from error
 
 
 def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
@@ -88,7 +91,8 @@ def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
     path = path or config.model.pretrained_model_name_or_path or config.model.config_path
     if path is None:
         raise ConfigError(f"dataset.tokenizer: format {config.dataset.format} needs the folder of a tokenizer")
-    return load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
+    model = config.model
+    return load_tokenizer(path, local_files_only=model.local_files_only, trust_remote_code=model.trust_remote_code)
 
 
 def _open(dataset: DatasetConfig, *, for_eval: bool) -> JsonLines:

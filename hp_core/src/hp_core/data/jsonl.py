@@ -19,8 +19,6 @@ _BLOCK = 1 << 24  # bytes read at a time
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
 
-Offsets = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class FileFingerprint:
@@ -33,6 +31,16 @@ class FileFingerprint:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for a checkpoint."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The lines of a file that are not empty: byte offsets of start and end, and line numbers from 1."""
+
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int32]
+    fingerprint: FileFingerprint
 
 
 def find_files(patterns: Any, *, key: str) -> list[Path]:
@@ -70,11 +78,12 @@ class JsonLines:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
         indexed = [_index_lines(path) for path in self.paths]
-        self._starts = np.concatenate([starts for starts, _, _ in indexed])
-        self._ends = np.concatenate([ends for _, ends, _ in indexed])
+        self._starts = np.concatenate([lines.starts for lines in indexed])
+        self._ends = np.concatenate([lines.ends for lines in indexed])
+        self._numbers = np.concatenate([lines.numbers for lines in indexed])
         # Line i belongs to the first file whose end in this list is beyond i.
-        self._file_ends = np.cumsum([len(starts) for starts, _, _ in indexed])
-        self.fingerprints = [fingerprint for _, _, fingerprint in indexed]
+        self._file_ends = np.cumsum([len(lines.starts) for lines in indexed])
+        self.fingerprints = [lines.fingerprint for lines in indexed]
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -89,14 +98,8 @@ class JsonLines:
         return self.paths[int(np.searchsorted(self._file_ends, index, side="right"))]
 
     def where(self, index: int) -> str:
-        """`file:line` of a line, for messages; counts the lines before it, so not for the common path."""
-        path, remaining, line = self._path(index), int(self._starts[index]), 1
-        with path.open("rb") as file:
-            while remaining:
-                block = file.read(min(remaining, _BLOCK))
-                line += block.count(b"\n")
-                remaining -= len(block)
-        return f"{path}:{line}"
+        """`file:line` of a line, for messages."""
+        return f"{self._path(index)}:{self._numbers[index]}"
 
     def read(self, index: int) -> dict[str, Any] | None:
         """The JSON object in a line; None for a line of white space. Raises DataError, without the place."""
@@ -121,8 +124,7 @@ class JsonLines:
         return record
 
 
-def _index_lines(path: Path) -> tuple[Offsets, Offsets, FileFingerprint]:
-    """Byte offsets of the start and the end of every line of `path` that is not empty."""
+def _index_lines(path: Path) -> _Lines:
     digest = hashlib.sha256()
     breaks, size, start = [], 0, 0
     try:
@@ -141,4 +143,6 @@ def _index_lines(path: Path) -> tuple[Offsets, Offsets, FileFingerprint]:
     single = np.flatnonzero(ends - starts == 1)
     if len(single):  # what CRLF leaves of a blank line
         keep[single] = np.memmap(path, np.uint8, "r")[starts[single]] != _RETURN
-    return starts[keep], ends[keep], FileFingerprint(str(path), size, digest.hexdigest())
+    kept = np.flatnonzero(keep)
+    fingerprint = FileFingerprint(str(path), size, digest.hexdigest())
+    return _Lines(starts[kept], ends[kept], (kept + 1).astype(np.int32), fingerprint)
