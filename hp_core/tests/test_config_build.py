@@ -51,7 +51,9 @@ def test_defaults_are_those_of_the_dataclasses() -> None:
 
 
 def test_sizes_of_one_and_switches_that_are_off_need_no_plugin() -> None:
-    off = "accelerator: {pp_size: 1, tp_size: 1, cp_size: 1, ep_size: 1, sequence_parallel: false}\n"
+    off = (
+        "accelerator: {pp_size: 1, tp_size: 1, cp_size: 1, ep_size: 1, sequence_parallel: false, loss_parallel: null}\n"
+    )
     assert load(MODEL + off) == load(MODEL)
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from config_helpers import ACME, SHARD, load
 
-from hp_core.config import unknown_keys
+from hp_core.config import read_config, unknown_keys
 from hp_core.errors import HpError
 
 CASES = yaml.safe_load((Path(__file__).parent / "wrong_configs.yaml").read_text(encoding="utf-8"))
@@ -35,9 +35,8 @@ def test_wrong_config(case: dict[str, Any]) -> None:
     assert str(error.value) == case["line"]
 
 
-def test_the_cases_are_different() -> None:
-    assert len(CASES) >= 100
-    assert len({case["case"] for case in CASES}) == len({case["line"] for case in CASES}) == len(CASES)
+def test_there_are_many_cases() -> None:
+    assert len({case["case"] for case in CASES}) == len(CASES) >= 100
 
 
 def test_key_of_an_installed_plugin_that_is_not_selected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +51,6 @@ def test_key_of_an_installed_plugin_that_is_not_selected(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["missing.yaml", "folder", "latin.yaml", "trainn.yaml"])
 def test_file_that_cannot_be_read(name: str) -> None:
-    from hp_core.config import read_config
-
     Path("folder").mkdir()
     Path("train.yaml").write_text("training: {seed: 1}\n")
     Path("latin.yaml").write_bytes(b"output_dir: caf\xe9\n")

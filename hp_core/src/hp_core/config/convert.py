@@ -64,10 +64,8 @@ def type_hints(cls: type[Any]) -> dict[str, Any]:
 def convert(value: Any, hint: Any, path: str, keys: KeyChecker, info: KeyInfo | None = None) -> Any:
     """`value` as the type `hint`, with the range of `info`. Raises ConfigError when it is something else."""
     members = _members(hint)
-    for member in members:
-        if _fits(value, member, path):
-            break
-    else:
+    member = next((each for each in members if _fits(value, each, path)), None)
+    if member is None:
         raise keys.fail(path, f"expected {describe(hint)}, found {found(value)}{_remedy(value, members)}")
     if member is str and NULL in members and value.strip().lower() in ("", "none"):
         raise keys.fail(path, f"expected {describe(hint)}, found {found(value)}. For nothing write null.")

@@ -53,7 +53,10 @@ class KeyChecker:
         return None if plugin in self.selected else plugin
 
     def _asks_for_nothing(self, path: str, value: Any) -> bool:
-        return self._absent_plugin(path) is not None and (value is False or (path.endswith("_size") and value == 1))
+        if "." not in path or self._absent_plugin(path) is None:
+            return False
+        # True == 1 in Python, hence the type.
+        return value is None or value is False or (path.endswith("_size") and type(value) is int and value == 1)
 
     def _absent(self, path: str, value: Any, plugin: str) -> ConfigError:
         package = install_hints().plugins[plugin]
