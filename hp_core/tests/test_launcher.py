@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -92,11 +94,17 @@ def test_a_defect_is_shown_with_the_traceback_of_the_rank_that_caused_it(
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_the_launcher_ends_all_ranks(sent: signal.Signals, code: int, tmp_path: Path) -> None:
-    launcher = start_launcher(Ranks(2), "waits", tmp_path)
-    wait_for(lambda: len(rank_facts(tmp_path)) == 2, launcher)
-    launcher.send_signal(sent)
-    _, errors = launcher.communicate(timeout=60)
-    assert (launcher.returncode, errors) == (code, "")
+    launcher = start_launcher(Ranks(2), "waits", tmp_path, tmp_path / "errors")
+    deadline = time.monotonic() + 120
+    while len(rank_facts(tmp_path)) < 2:
+        assert launcher.is_alive()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert launcher.pid is not None
+    os.kill(launcher.pid, sent)
+    launcher.join(60)
+    assert launcher.exitcode == code
+    assert (tmp_path / "errors").read_text() == ""
     assert not any(is_alive(fact["pid"]) for fact in rank_facts(tmp_path).values())
 
 
@@ -104,23 +112,28 @@ def test_two_nodes_meet_at_the_endpoint(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         endpoint = f"localhost:{free.getsockname()[1]}"
-    nodes = [start_launcher(Ranks(1, 2, node, endpoint), "succeeds", tmp_path) for node in range(2)]
-    assert [(node.communicate(timeout=120)[1], node.returncode) for node in nodes] == [("", 0)] * 2
+    launchers = [
+        start_launcher(Ranks(1, 2, node, endpoint), "succeeds", tmp_path, tmp_path / f"errors{node}")
+        for node in range(2)
+    ]
+    for launcher in launchers:
+        launcher.join(120)
+    assert [launcher.exitcode for launcher in launchers] == [0, 0]
+    assert [path.read_text() for path in sorted(tmp_path.glob("errors*"))] == ["", ""]
     assert sorted(rank_facts(tmp_path)) == [0, 1]
 
 
-def start_launcher(ranks: Ranks, case: str, folder: Path) -> subprocess.Popen[str]:
-    command = [STAND_IN, case, str(folder)]
-    code = f"import sys; from hp_core.cli.launcher import Ranks, launch; sys.exit(launch({ranks!r}, {command!r}))"
-    return subprocess.Popen([sys.executable, "-c", code], text=True, stderr=subprocess.PIPE)
+def start_launcher(ranks: Ranks, case: str, folder: Path, errors: Path) -> BaseProcess:
+    """A launcher of its own: a fork, so that it need not import everything again."""
+    process = multiprocessing.get_context("fork").Process(target=run_launcher, args=(ranks, case, folder, errors))
+    process.start()
+    return process
 
 
-def wait_for(condition: object, launcher: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():  # type: ignore[operator]
-        assert launcher.poll() is None, launcher.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def run_launcher(ranks: Ranks, case: str, folder: Path, errors: Path) -> None:
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    sys.exit(launch(ranks, [STAND_IN, case, str(folder)]))
 
 
 def failure(
