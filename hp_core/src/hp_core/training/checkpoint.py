@@ -109,6 +109,12 @@ def save_checkpoint(
         shutil.rmtree(replaced, ignore_errors=True)
 
     failure = f"cannot save checkpoint {final}"
+    loader_states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(loader_states, trainer["loader"])
+    if any(state != loader_states[0] for state in loader_states):
+        raise CheckpointError(
+            f"{failure}: the state of the data loader differs between ranks, expected one and the same"
+        )
     _together(failure, make_folder if is_first else None)
     try:
         save({**_model_state(model), **_optimizer_state(model, optimizer)}, checkpoint_id=aside)
@@ -155,7 +161,11 @@ def load_checkpoint(
     model and optimizer do not have the same tensors with the same shapes and dtypes, or when it was saved by another
     number of ranks.
     """
-    trainer = _read_json(folder / TRAINER_FILE)
+    try:
+        trainer = _read_json(folder / TRAINER_FILE)
+        saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    except Exception as error:  # torch's own metadata is pickled: damage can raise anything
+        raise CheckpointError(f"cannot read checkpoint {folder}: {_one_line(error)}") from error
     if trainer["world_size"] != dist.get_world_size():
         raise CheckpointError(
             f"{folder}: was saved by {trainer['world_size']} ranks, this run has {dist.get_world_size()}. "
@@ -167,7 +177,6 @@ def load_checkpoint(
         if fqn in parameters:
             optimizer.state.pop(parameters[fqn], None)
     state = {**_model_state(model), **_optimizer_state(model, optimizer)}
-    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
     _check_fit(folder, state, saved)
     try:
         load(state, checkpoint_id=folder)
@@ -178,7 +187,7 @@ def load_checkpoint(
             if not isinstance(value, torch.Tensor):  # tensors were filled in place
                 optimizer.state[param][name] = state[_optimizer_key(fqn, name)]
     _restore_schedule(schedule, trainer["schedule"])
-    set_rng_state(_read_json(_rng_file(folder)), device)
+    _together(f"cannot read checkpoint {folder}", lambda: set_rng_state(_read_json(_rng_file(folder)), device))
     return Resumed(trainer["step"], trainer["tokens"], trainer["loader"])
 
 
@@ -259,7 +268,7 @@ def _together(failure: str, action: Callable[[], None] | None) -> None:
         except Exception as caught:
             error = caught
     reasons: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, None if error is None else f"{type(error).__name__}: {error}")
+    dist.all_gather_object(reasons, None if error is None else _one_line(error))
     for rank, reason in enumerate(reasons):
         if reason is not None:
             raise CheckpointError(f"{failure}: rank {rank}: {reason}") from error
@@ -268,7 +277,11 @@ def _together(failure: str, action: Callable[[], None] | None) -> None:
 def _reason(error: CheckpointException) -> str:
     """The first rank's failure in one line. The exception is no `Exception`, so it must not get any further."""
     rank, failure = min(error.failures.items())
-    return f"rank {rank}: {str(failure[0]).splitlines()[0]}"
+    return f"rank {rank}: {_one_line(failure[0])}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -277,10 +290,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}). Resume from another checkpoint.") from error
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _sync(path: Path) -> None:

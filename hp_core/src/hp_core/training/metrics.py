@@ -34,13 +34,13 @@ class MetricsWriter:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record the `values` of optimizer step `step` (counted from 1), and show them."""
-        self._write("train", step, values)
+        self._write(step, values, "train", values)
         self._progress.show(step, values)
 
     def log_eval(self, step: int, values: Mapping[str, float]) -> None:
-        """Record an evaluation after `step`: an object of its own, whose names carry the prefix `eval_`."""
+        """Record an evaluation after `step`, as an object of its own with `eval_` before each name."""
         named = {f"eval_{name}": value for name, value in values.items()}
-        self._write("eval", step, named)
+        self._write(step, named, "eval", values)
         self._progress.say(step, named)
 
     def close(self) -> None:
@@ -49,11 +49,11 @@ class MetricsWriter:
         self._events.close()
         self._file.close()
 
-    def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
+    def _write(self, step: int, record: Mapping[str, float], group: str, scalars: Mapping[str, float]) -> None:
         # JSON has no NaN and no infinity.
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        finite = {name: value if math.isfinite(value) else None for name, value in record.items()}
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
-        for name, value in values.items():
+        for name, value in scalars.items():
             self._events.add_scalar(f"{group}/{name}", value, step)
         self._events.flush()
 
