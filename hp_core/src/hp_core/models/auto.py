@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from hp_core.config import ModelConfig, instantiate, load_target
-from hp_core.errors import ConfigError, ModelError
+from hp_core.errors import ModelError
 from hp_core.models.build import build_on_meta
 from hp_core.models.checkpoint_files import open_checkpoint
 from hp_core.models.crop import check_cropped, crop_config
@@ -28,6 +29,20 @@ from hp_core.models.source import (
 )
 
 WEIGHT_SOURCE = "hp_weight_source"
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the user asks for besides config and weights."""
+
+    own_class: type[PreTrainedModel] | None
+    num_hidden_layers: int | None
+    torch_dtype: str | torch.dtype | None
+    attn_implementation: str | None
+    trust_remote_code: bool
+
+    def read_config(self, path: Path) -> PretrainedConfig:
+        return read_config(path, self.trust_remote_code, self.own_class.config_class if self.own_class else None)
 
 
 class HyperAutoModelForCausalLM:
@@ -54,21 +69,21 @@ class HyperAutoModelForCausalLM:
         """The model of a folder with config and weights, or of a name in the local HF cache.
 
         `num_hidden_layers` keeps the first layers only. `torch_dtype` is the dtype of the parameters; None and `auto`
-        take the config's, or else the checkpoint's. `model_class` is a user's own modified class. Raises ModelError.
+        take the config's, or else the checkpoint's. `model_class` is a user's own modified class, or its dotted path;
+        who calls has to trust it. Raises ModelError.
         """
-        folder = find_folder(pretrained_model_name_or_path, local_files_only)
+        _check_force_hf(force_hf)
         own_class = _own_class(model_class)
-        config = read_config(folder, trust_remote_code, own_class and own_class.config_class)
+        request = _Request(own_class, num_hidden_layers, torch_dtype, attn_implementation, trust_remote_code)
+        folder = find_folder(pretrained_model_name_or_path, local_files_only)
+        config = request.read_config(folder)
         check_has_weights(folder)
         if getattr(config, "quantization_config", None) is not None:
-            raise ModelError(
-                f"model {folder}: its weights are quantised (quantization_config); hp trains unquantised ones"
-            )
-        source = CheckpointSource(folder, init_missing_weights, _layers_before_crop(config, num_hidden_layers))
+            raise ModelError(f"model {folder}: its weights are quantised (quantization_config); hp trains plain ones")
+        total = getattr(config.get_text_config(), "num_hidden_layers", None)
+        original = total if num_hidden_layers not in (None, total) else None
         dtype = _dtype(torch_dtype, config) or _main_dtype_of_files(folder)
-        return _build(
-            config, own_class, source, num_hidden_layers, dtype, attn_implementation, force_hf, trust_remote_code
-        )
+        return _build(config, dtype, request, CheckpointSource(folder, init_missing_weights, original))
 
     @classmethod
     def from_config(
@@ -85,29 +100,21 @@ class HyperAutoModelForCausalLM:
     ) -> PreTrainedModel:
         """The model of a config (a folder, a config.json, a name in the HF cache or a config object), to be filled
         with random weights. Arguments as in `from_pretrained`; the dtype of a config without one is float32."""
+        _check_force_hf(force_hf)
         own_class = _own_class(model_class)
+        request = _Request(own_class, num_hidden_layers, torch_dtype, attn_implementation, trust_remote_code)
         folder: Path | None = None
         if isinstance(config_path, PretrainedConfig):
             config = copy.deepcopy(config_path)
         else:
             path = Path(config_path).expanduser()
             path = path if path.is_file() else find_folder(config_path, local_files_only)
-            config = read_config(path, trust_remote_code, own_class and own_class.config_class)
+            config = request.read_config(path)
             folder = path.parent if path.is_file() else path
         if hasattr(config, "quantization_config"):
             # It describes the weights of the checkpoint that the config came with.
             del config.quantization_config
-        dtype = _dtype(torch_dtype, config) or torch.float32
-        return _build(
-            config,
-            own_class,
-            RandomInit(folder),
-            num_hidden_layers,
-            dtype,
-            attn_implementation,
-            force_hf,
-            trust_remote_code,
-        )
+        return _build(config, _dtype(torch_dtype, config) or torch.float32, request, RandomInit(folder))
 
 
 def build_from_config(config: ModelConfig) -> PreTrainedModel:
@@ -141,44 +148,41 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def _build(
-    config: PretrainedConfig,
-    own_class: type[PreTrainedModel] | None,
-    source: WeightSource,
-    num_hidden_layers: int | None,
-    dtype: torch.dtype,
-    attn_implementation: str | None,
-    force_hf: bool,
-    trust_remote_code: bool,
-) -> PreTrainedModel:
-    if not force_hf:
-        raise ConfigError("model.force_hf: false is not supported: hp always builds the HuggingFace class")
+def _build(config: PretrainedConfig, dtype: torch.dtype, request: _Request, source: WeightSource) -> PreTrainedModel:
     _check_causal(config)
-
-    def build(config: PretrainedConfig) -> PreTrainedModel:
-        # The constructor may write into its config.
-        arguments: dict[str, Any] = {"config": copy.deepcopy(config), "dtype": dtype}
-        if attn_implementation is not None:
-            arguments["attn_implementation"] = attn_implementation
-        factory = own_class._from_config if own_class is not None else AutoModelForCausalLM.from_config
-        if own_class is None:
-            arguments["trust_remote_code"] = trust_remote_code
-        try:
-            return build_on_meta(lambda: factory(**arguments))
-        except ModelError:
-            raise
-        except (ValueError, KeyError, TypeError, OSError, ImportError, AttributeError, RuntimeError) as error:
-            raise ModelError(f"model {config.name_or_path or config.model_type}: {one_line(error)}") from error
-
-    if num_hidden_layers is None:
-        model = build(config)
+    layers = request.num_hidden_layers
+    if layers is None:
+        model = _construct(config, dtype, request)
     else:
-        model = build(crop_config(config, num_hidden_layers))
+        model = _construct(crop_config(config, layers), dtype, request)
         total = config.get_text_config().num_hidden_layers
-        if num_hidden_layers < total:
-            check_cropped(model, build(config), num_hidden_layers, total)
+        if layers < total:
+            check_cropped(model, _construct(config, dtype, request), layers, total)
     setattr(model, WEIGHT_SOURCE, source)
     return model
+
+
+def _construct(config: PretrainedConfig, dtype: torch.dtype, request: _Request) -> PreTrainedModel:
+    # The constructor may write into its config.
+    arguments: dict[str, Any] = {"config": copy.deepcopy(config), "dtype": dtype}
+    if request.attn_implementation is not None:
+        arguments["attn_implementation"] = request.attn_implementation
+    if request.own_class is not None:
+        factory = request.own_class._from_config
+    else:
+        factory = AutoModelForCausalLM.from_config
+        arguments["trust_remote_code"] = request.trust_remote_code
+    try:
+        return build_on_meta(lambda: factory(**arguments))
+    except ModelError:
+        raise
+    except Exception as error:  # Constructors are code of transformers, the user or a repository.
+        raise ModelError(f"model {config.name_or_path or config.model_type}: {one_line(error)}") from error
+
+
+def _check_force_hf(force_hf: bool) -> None:
+    if not force_hf:
+        raise ModelError("model.force_hf: false is not supported: hp always builds the HuggingFace class")
 
 
 def _own_class(model_class: str | type[PreTrainedModel] | None) -> type[PreTrainedModel] | None:
@@ -189,18 +193,15 @@ def _own_class(model_class: str | type[PreTrainedModel] | None) -> type[PreTrain
 
 
 def _check_causal(config: PretrainedConfig) -> None:
+    """Raises ModelError for encoders: transformers has causal language models for some, with two-way attention."""
     text = config.get_text_config()
-    if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_decoder", None) is False:
-        kind = "encoder-decoder" if getattr(config, "is_encoder_decoder", False) else "encoder"
+    is_masked = text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and getattr(text, "is_decoder", None) is False
+    if config.is_encoder_decoder or is_masked:
+        kind = "encoder-decoder" if config.is_encoder_decoder else "encoder"
         raise ModelError(
             f"model {config.name_or_path or config.model_type}: {config.model_type} is an {kind} model, not a causal "
             "language model"
         )
-
-
-def _layers_before_crop(config: PretrainedConfig, num_hidden_layers: int | None) -> int | None:
-    total = getattr(config.get_text_config(), "num_hidden_layers", None)
-    return total if num_hidden_layers is not None and num_hidden_layers != total else None
 
 
 def _dtype(requested: str | torch.dtype | None, config: PretrainedConfig) -> torch.dtype | None:

@@ -134,6 +134,6 @@ def _check_buffers(model: PreTrainedModel, writes: TensorWrites) -> None:
             )
         if writes.is_unwritten(buffer):
             raise ModelError(
-                f"{type(model).__name__}: buffer {name} has no values: neither its constructor nor _init_weights writes "
-                "any. Give it values in the constructor."
+                f"{type(model).__name__}: buffer {name} has no values: neither its constructor nor _init_weights "
+                "writes any. Give it values in the constructor."
             )

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 
 from hp_core.errors import ModelError
 from hp_core.models.blocks import decoder_blocks
+from hp_core.models.source import one_line
 
 
 def crop_config(config: PretrainedConfig, num_hidden_layers: int) -> PretrainedConfig:
@@ -32,8 +33,8 @@ def crop_config(config: PretrainedConfig, num_hidden_layers: int) -> PretrainedC
         text.num_hidden_layers = num_hidden_layers
         for key, value in per_layer.items():
             setattr(text, key, value[:num_hidden_layers])
-    except (AttributeError, ValueError, TypeError, NotImplementedError) as error:
-        raise ModelError(f"{what}: {type(text).__name__} does not take it: {error}") from error
+    except Exception as error:  # Config classes are code of transformers, the user or a repository.
+        raise ModelError(f"{what}: {type(text).__name__} does not take it: {one_line(error)}") from error
     if text.num_hidden_layers != num_hidden_layers:
         raise ModelError(f"{what}: {type(text).__name__} makes {text.num_hidden_layers} layers of it.")
     return cropped

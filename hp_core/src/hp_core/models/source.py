@@ -89,7 +89,7 @@ def read_config(path: Path, trust_remote_code: bool, config_class: type[Pretrain
         if config_class is not None:
             return config_class.from_pretrained(location)
         return AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (ValueError, KeyError, TypeError, OSError, ImportError, AttributeError) as error:
+    except Exception as error:  # Config classes are code of transformers, the user or a repository.
         raise ModelError(f"{file}: {one_line(error)}") from error
 
 
