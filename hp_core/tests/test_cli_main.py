@@ -41,7 +41,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def test_options_with_equals_are_overrides(recorder: Recorder) -> None:
     overrides = ["--training.seed=3", "--output_dir=a b", "--a.b[1]=[1, 2]"]
-    assert main(["run", "train.yaml", overrides[0], "--nproc-per-node", "4", *overrides[1:]]) == 0
+    assert main(["run", *overrides[:2], "train.yaml", "--nproc-per-node", "4", *overrides[2:]]) == 0
     assert recorder.launches == [(Ranks(4), ["-m", "hp_core.cli.worker", "train.yaml", *overrides])]
     assert recorder.runs == []
 

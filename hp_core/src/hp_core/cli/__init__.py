@@ -38,9 +38,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (run, export, plugins):
         command.add_parser(commands)
-    arguments, unknown = parser.parse_known_args(argv)
-    overrides = [each for each in unknown if OVERRIDE.fullmatch(each)]
-    wrong = [each for each in unknown if each not in overrides]
+    given = list(sys.argv[1:] if argv is None else argv)
+    # argparse takes an option with a space in it for a positional argument.
+    spaced = [each for each in given if " " in each and OVERRIDE.fullmatch(each)]
+    arguments, unknown = parser.parse_known_args([each for each in given if each not in spaced])
+    wrong = [each for each in unknown if not OVERRIDE.fullmatch(each)]
+    overrides = [each for each in given if each in spaced or (each in unknown and each not in wrong)]
     if wrong or (overrides and getattr(arguments, "config", None) is None):
         parser.error(f"unrecognized arguments: {' '.join(wrong or overrides)}")
     arguments.overrides = overrides

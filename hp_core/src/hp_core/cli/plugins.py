@@ -65,6 +65,8 @@ def _import_problem(plugin: FoundPlugin) -> str | None:
             load_plugin(plugin)
         except PluginError as error:
             return str(error)
+        except Exception as error:  # such as a property that raises; a line of the list like any other fault
+            return f"{plugin}: {type(error).__name__}: {error}"
     return None
 
 

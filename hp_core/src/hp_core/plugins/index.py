@@ -78,16 +78,15 @@ class PluginIndex:
         found = [plugin for plugin in self.plugins if plugin.name == name]
         if not found:
             raise PluginError(f'strategy "{name}" is not installed. {self._advice(name)}')
-        if problem := self.clash(found[0]):
+        if problem := self._name_clash(name):
             raise PluginError(problem)
         return found[0]
 
     def owner(self, key: str) -> FoundPlugin:
         """The one plugin that owns the configuration key `key`. Raises PluginError when it has two owners."""
-        owners = [plugin for plugin in self.plugins if key in plugin.keys]
-        if len({plugin.name for plugin in owners}) > 1:
-            raise PluginError(f"{key}: owned by {owners[0]} and {owners[1]}. Uninstall one of them.")
-        return self.get(owners[0].name)
+        if problem := self._key_clash(key):
+            raise PluginError(problem)
+        return self.get(next(plugin.name for plugin in self.plugins if key in plugin.keys))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -95,16 +94,27 @@ class PluginIndex:
         return tuple(sorted({key for plugin in self.plugins for key in plugin.keys}))
 
     def clash(self, plugin: FoundPlugin) -> str | None:
-        """Which other distribution claims the same name, in one line; None if the name is this plugin's alone."""
-        same = [each for each in self.plugins if each.name == plugin.name]
-        if len(same) == 1:
-            return None
-        sources = " and ".join(each.source for each in same)
-        return f'strategy "{plugin.name}" is claimed by {len(same)} distributions: {sources}. Uninstall all but one.'
+        """Who else claims the name or a key of `plugin`, in one line; None if they are its alone."""
+        clashes = [self._name_clash(plugin.name), *(self._key_clash(key) for key in plugin.keys)]
+        return next((clash for clash in clashes if clash), None)
 
     def problem(self, plugin: FoundPlugin) -> str | None:
         """What the metadata alone says against `plugin`, in one line; None if nothing."""
         return self.clash(plugin) or plugin.requirement_problem()
+
+    def _name_clash(self, name: str) -> str | None:
+        same = [plugin.source for plugin in self.plugins if plugin.name == name]
+        if len(same) < 2:
+            return None
+        return (
+            f'strategy "{name}" is claimed by {len(same)} distributions: {" and ".join(same)}. Uninstall all but one.'
+        )
+
+    def _key_clash(self, key: str) -> str | None:
+        owners = {plugin.name: str(plugin) for plugin in self.plugins if key in plugin.keys}
+        if len(owners) < 2:
+            return None
+        return f"{key}: owned by {' and '.join(owners.values())}. Uninstall all but one."
 
     def _advice(self, name: str) -> str:
         if package := install_hints().plugins.get(name):

@@ -58,10 +58,9 @@ def load_plugin(found: FoundPlugin) -> Any:
 def _attribute_problem(found: FoundPlugin, plugin: Any) -> str | None:
     """What is wrong with the attributes `name`, `Options`, `axes` and `must_follow`; None if nothing."""
     value = found.entry_point.value
-    if isinstance(plugin, (type, ModuleType, FunctionType)):
-        kind = {type: "a class", ModuleType: "a module", FunctionType: "a function"}
-        found_kind = next(text for each, text in kind.items() if isinstance(plugin, each))
-        return f"{value} is {found_kind}, expected an instance. Name the instance in the entry point."
+    for kind, text in ((type, "a class"), (ModuleType, "a module"), (FunctionType, "a function")):
+        if isinstance(plugin, kind):
+            return f"{value} is {text}, expected an instance. Name the instance in the entry point."
     if type(plugin).__hash__ is None:
         return f"{value} cannot be hashed. A dataclass needs eq=False or frozen=True for that."
     name = getattr(plugin, "name", None)
