@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from hp_core.models.conversion import ALL, Recipe, resolve
 from hp_core.models.weight_checks import LoadReport, check_match, drop_equal_ties
 from hp_core.plan import ShardingPlan
 
-BLOCK_BYTES = 32 * 2**20
-"""How much a conversion that can be done in blocks of rows makes at once."""
+NUM_READERS = 4
+"""Threads of a rank that read and convert: while one waits for storage, others compute."""
+
+BLOCK_BYTES = 8 * 2**20
+"""How much a conversion that can be done in blocks of rows makes at once, per reader."""
 
 
 def load_checkpoint(
@@ -44,9 +48,10 @@ def load_checkpoint(
     resolution = resolve(template, {name: tensor.shape for name, tensor in files.items()})
     report = check_match(template, plan, folder, files, resolution, init_missing)
     parts = _find_parts(model, plan, template, rank)
-    with torch.no_grad():
-        for recipe in drop_equal_ties(template, plan, folder, files, resolution.recipes):
-            _fill(recipe, template, files, parts)
+    recipes = drop_equal_ties(template, plan, folder, files, resolution.recipes)
+    with ThreadPoolExecutor(NUM_READERS) as readers:
+        for filled in [readers.submit(_fill, recipe, template, files, parts) for recipe in recipes]:
+            filled.result()
     return report
 
 
