@@ -43,7 +43,8 @@ def crop_config(config: PretrainedConfig, num_hidden_layers: int) -> PretrainedC
 def check_cropped(cropped: nn.Module, original: nn.Module, num_layers: int, original_num_layers: int) -> None:
     """Raises ModelError unless the blocks of `cropped` are the first of `original`, with nothing different in them.
 
-    Some models use layers several times, or choose what a layer is by counting from the last one.
+    Some models use layers several times, choose what a layer is by counting from the last one, or have parameters
+    for all layers in one.
     """
     blocks, all_blocks = decoder_blocks(cropped), decoder_blocks(original)
     who = f"model.num_hidden_layers: {num_layers}: {type(cropped).__name__} cannot be cropped to its first layers"
@@ -52,9 +53,11 @@ def check_cropped(cropped: nn.Module, original: nn.Module, num_layers: int, orig
             f"{who}: {original_num_layers} layers are {len(all_blocks)} blocks, {num_layers} are {len(blocks)}. "
             "Use another number or remove the key."
         )
+    shapes = {fqn: param.shape for fqn, param in original.named_parameters()}
+    for fqn, param in cropped.named_parameters():
+        if shapes.get(fqn) != param.shape:
+            raise ModelError(f"{who}: {fqn} would not have the shape that it has in the whole model. Remove the key.")
     for fqn, block in blocks.items():
-        if fqn not in all_blocks:
-            raise ModelError(f"{who}: the whole model has no {fqn}. Remove the key.")
         whole = dict(_describe(all_blocks[fqn]))
         for name, description in _describe(block):
             if whole.pop(name, None) != description:
@@ -68,11 +71,10 @@ def _is_per_layer(key: str, value: Any, total: int) -> bool:
 
 
 def _describe(block: nn.Module) -> Iterator[tuple[str, object]]:
-    """What a block is made of: per submodule its class and plain settings, and the shapes of its parameters.
+    """What a block is made of: per submodule its class and its plain settings.
 
     Not floats: some models scale what a layer adds by the number of layers, which is right for a cropped one too.
     """
-    for fqn, module in block.named_modules(prefix=""):
+    for fqn, module in block.named_modules():
         settings = {key: value for key, value in vars(module).items() if isinstance(value, (bool, int, str))}
-        shapes = {name: tuple(param.shape) for name, param in module._parameters.items() if param is not None}
-        yield f".{fqn}" if fqn else "", (type(module).__name__, settings, shapes)
+        yield f".{fqn}" if fqn else "", (type(module).__name__, settings)

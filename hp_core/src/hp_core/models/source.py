@@ -90,6 +90,11 @@ def read_config(path: Path, trust_remote_code: bool, config_class: type[Pretrain
             return config_class.from_pretrained(location)
         return AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # Config classes are code of transformers, the user or a repository.
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"{file}: the model needs the code in its folder (auto_map). Read it, then set "
+                "model.trust_remote_code: true."
+            ) from error
         raise ModelError(f"{file}: {one_line(error)}") from error
 
 
