@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hp_core.config import RunConfig, build_config, config_to_yaml, read_config
-from hp_core.data import Batch, BatchLoader, build_loader
+from hp_core.data import Batch, BatchLoader, build_loader, load_tokenizer
 from hp_core.errors import ConfigError, ModelError, PlanError, PluginError
 from hp_core.mesh import Mesh, MeshSpec, plan_mesh
 from hp_core.models import (
@@ -29,6 +29,7 @@ from hp_core.models import (
     main_dtype,
     materialize,
     packing_fault,
+    save_assets,
     vocabulary_size,
 )
 from hp_core.plan import PlanFragment, Precision, ShardingPlan, merge_fragments
@@ -256,6 +257,16 @@ def training_job(session: Session) -> TrainingJob:
             for_eval=for_eval,
         )
 
+    def save_export_assets(folder: Path) -> None:
+        save_assets(session.template, folder)
+        if config.dataset.tokenizer is not None:
+            tokenizer = load_tokenizer(
+                config.dataset.tokenizer,
+                local_files_only=config.model.local_files_only,
+                trust_remote_code=config.model.trust_remote_code,
+            )
+            tokenizer.save_pretrained(folder)
+
     return TrainingJob(
         config=config,
         model=session.model,
@@ -266,6 +277,6 @@ def training_job(session: Session) -> TrainingJob:
         calls=session.calls,
         loader=loader(for_eval=False),
         eval_loader=loader(for_eval=True) if config.dataset.eval_path is not None else None,
-        save_assets=lambda folder: None,
+        save_assets=save_export_assets,
         versions=session.plugins.versions(),
     )
