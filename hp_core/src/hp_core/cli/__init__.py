@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from hp_core.cli import export, plugins, run
+from hp_core.cli.rank_errors import EXIT_USER_ERROR
 from hp_core.errors import HpError
 
 OVERRIDE = re.compile(r"--[A-Za-z_][\w.\[\]]*=.*", re.DOTALL)
 
-EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 
