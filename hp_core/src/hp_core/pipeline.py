@@ -141,8 +141,10 @@ def build_model(config: RunConfig, plugins: PluginSet) -> nn.Module:
         model_config = replace(model_config, torch_dtype="float32")
     found = plugins.first("hp_load_model", config=model_config)
     model: nn.Module = found[1] if found is not None else build_from_config(model_config)
-    if config.dataset.packing and (fault := packing_fault(model, micro_batch_size=config.training.micro_batch_size)) is not None:
-        raise ModelError(f"dataset.packing: {fault}. Set dataset.packing: false.")
+    if config.dataset.packing:
+        fault = packing_fault(model, micro_batch_size=config.training.micro_batch_size)
+        if fault is not None:
+            raise ModelError(f"dataset.packing: {fault}. Set dataset.packing: false.")
     return model
 
 

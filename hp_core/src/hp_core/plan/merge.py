@@ -29,19 +29,19 @@ def merge_fragments(
     grads: dict[tuple[str, str], Placement] = {}
     offloaded: set[str] = set()
     for plugin, fragment in fragments:
-        for name, param in fragment.params.items():
+        for name, claim in fragment.params.items():
             if name not in canonical:
                 raise PlanError(f'strategy "{plugin}" plans parameter "{name}", which the model does not have')
             fqn = canonical[name]
-            for axis, placement in param.layout.items():
+            for axis, placement in claim.layout.items():
                 if axis not in mesh.storage.names:
                     raise PlanError(f'strategy "{plugin}": {name} is placed on mesh axis "{axis}", which is not there')
                 if (fqn, axis) in layouts:
                     other = layouts[fqn, axis][1]
                     raise PlanError(f'{fqn} on mesh axis "{axis}" is placed by both "{other}" and "{plugin}"')
                 layouts[fqn, axis] = (placement, plugin)
-            grads.update({(fqn, axis): placement for axis, placement in param.grad.items()})
-            if param.offload:
+            grads.update({(fqn, axis): placement for axis, placement in claim.grad.items()})
+            if claim.offload:
                 offloaded.add(fqn)
     params = {}
     for fqn, (param, aliases) in names.items():
