@@ -73,7 +73,14 @@ def save_assets(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
 
 
-def make_run(optimizer: OptimizerConfig = ADAMW, *, frozen: str = "", lr: float = 1e-2, **changes: Any) -> Run:
+def make_run(
+    optimizer: OptimizerConfig = ADAMW,
+    *,
+    frozen: str = "",
+    lr: float = 1e-2,
+    schedule: LrSchedulerConfig | None = None,
+    **changes: Any,
+) -> Run:
     seed_everything(1, stream=dist.get_rank())
     model = tiny_model("llama", **({"tie_word_embeddings": True, "attention_dropout": 0.2} | changes))
     for fqn, param in model.named_parameters():
@@ -84,7 +91,7 @@ def make_run(optimizer: OptimizerConfig = ADAMW, *, frozen: str = "", lr: float 
     model.train()
     seed_everything(1, stream=dist.get_rank())
     built = build_optimizer(model, optimizer, lr)
-    return Run(model, built, build_schedule(built, LrSchedulerConfig(lr=lr, lr_warmup_steps=2), 10))
+    return Run(model, built, build_schedule(built, schedule or LrSchedulerConfig(lr=lr, lr_warmup_steps=2), 10))
 
 
 def moments(run: Run) -> dict[str, torch.Tensor]:
@@ -254,6 +261,22 @@ def changed_rate(folder: Path) -> float:
 
 def test_changed_learning_rate_is_honoured(pool: RankPools, tmp_path: Path) -> None:
     assert pool(1).run(changed_rate, tmp_path) == [pytest.approx(1e-2)]  # the first of two warm-up steps
+
+
+def rates_of_the_users_own_schedule(folder: Path) -> tuple[list[float], list[float]]:
+    target = LrSchedulerConfig(target="torch.optim.lr_scheduler.ExponentialLR", args={"gamma": 0.5})
+    first, second = make_run(schedule=target), make_run(schedule=target)
+    straight = [first.step()[1] for _ in range(2)]
+    path = first.save(folder, 2)
+    straight += [first.step()[1] for _ in range(2)]
+    second.load(path)
+    return straight, straight[:2] + [second.step()[1] for _ in range(2)]
+
+
+def test_rs02_schedule_of_the_users_own_continues(pool: RankPools, tmp_path: Path) -> None:
+    [(straight, resumed)] = pool(1).run(rates_of_the_users_own_schedule, tmp_path)
+    assert resumed == straight
+    assert straight == [1e-2, 5e-3, 2.5e-3, 1.25e-3]
 
 
 def test_rs09_left_overs_are_ignored_and_overwritten(pool: RankPools, tmp_path: Path) -> None:
