@@ -160,6 +160,7 @@ class _Trainer:
             "grad_norm": norm,
             "lr": lr,
             "tokens": self.tokens,
+            "valid_tokens": loss.num_valid_tokens,
             "tokens_per_second": tokens / seconds,
             "epoch": self.job.loader.epoch,
         }
