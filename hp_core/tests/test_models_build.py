@@ -11,7 +11,7 @@ import pytest
 import torch
 from models_cases import FAMILIES, llama_with, make_config, plain_model
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hp_core.errors import ModelError
 from hp_core.models import HyperAutoModelForCausalLM
@@ -53,6 +53,20 @@ class Forgotten(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("window", torch.empty(4), persistent=False)
+
+
+class Filled(LlamaForCausalLM):
+    """Leaves a buffer to `_init_weights`."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("window", torch.empty(4, dtype=torch.float32), persistent=False)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if module is self:
+            module.window.copy_(torch.tensor(1.0).expand(4) / 3)
 
 
 class FromWeight(nn.Module):
@@ -129,6 +143,11 @@ def test_in01_buffers_of_a_users_module_are_real() -> None:
         found = model.extra.get_buffer(name)
         assert found.dtype == buffer.dtype
         assert torch.equal(found, buffer)
+
+
+def test_in01_buffers_are_filled_by_init_weights_without_rounding() -> None:
+    model = HyperAutoModelForCausalLM.from_config(make_config("llama"), model_class=Filled, torch_dtype="bfloat16")
+    assert torch.equal(model.window, torch.ones(4) / 3)
 
 
 @pytest.mark.parametrize(

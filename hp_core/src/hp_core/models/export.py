@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -76,7 +77,9 @@ class _Exporter:
         for group in self.groups:
             values = {self.entries[fqn]: torch.empty_like(self.stored[fqn], device="cpu") for fqn in group}
             try:
-                load(values, storage_reader=self.reader, no_dist=True)
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                    load(values, storage_reader=self.reader, no_dist=True)
             except CheckpointException as error:
                 cause, _ = next(iter(error.failures.values()))
                 raise CheckpointError(f"export: {self.reader.path} cannot be read: {one_line(cause)}") from error
