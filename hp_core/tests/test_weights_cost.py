@@ -8,7 +8,6 @@ import pytest
 import torch.distributed as dist
 from weights_cases import QWEN3_MOE, build_template, load_rank, make_plan, save_checkpoint
 
-from hp_core.models.weights import BLOCK_BYTES, NUM_READERS
 from hp_core.testing import RankPools
 from hp_core.testing.meters import PeakMemory, bytes_read, drop_from_cache
 
@@ -45,7 +44,7 @@ def test_bytes_and_memory_of_two_ranks(dim: int, tmp_path: Path, pool: RankPools
     results = pool(2).run(load_and_measure, tmp_path, dim)
     for _, peak, shards in results:
         assert shards > 45e6
-        assert peak <= shards + 3 * NUM_READERS * BLOCK_BYTES
+        assert peak <= shards + 100e6
     total = sum(read for read, _, _ in results)
     if total == 0:
         pytest.skip("the temporary folder is not on a disk: nothing is ever read from storage")

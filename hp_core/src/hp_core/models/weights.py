@@ -21,8 +21,11 @@ from hp_core.plan import ShardingPlan
 NUM_READERS = 4
 """Threads of a rank that read and convert: while one waits for storage, others compute."""
 
-BLOCK_BYTES = 8 * 2**20
-"""How much a conversion that can be done in blocks of rows makes at once, per reader."""
+BLOCK_BYTES = 2 * 2**20
+"""How much a conversion that can be done in blocks of rows makes at once, but one row at least.
+
+Small: the allocator keeps several times this per reader. Larger blocks are not faster.
+"""
 
 
 def load_checkpoint(
