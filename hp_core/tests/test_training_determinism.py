@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 
 import numpy as np
 import torch
 
-from hp_core.training.determinism import rng_state, seed_everything, set_rng_state
+from hp_core.testing import RankPools
+from hp_core.training.determinism import enable_full_determinism, rng_state, seed_everything, set_rng_state
 
 CPU = torch.device("cpu")
 
@@ -43,19 +42,20 @@ def test_random_states_survive_json_bit_by_bit() -> None:
     assert [draw() for _ in range(3)] == expected
 
 
-def test_full_determinism_refuses_kernels_that_are_not() -> None:
-    code = """
-import torch
-from hp_core.training.determinism import enable_full_determinism
-enable_full_determinism()
-assert torch.are_deterministic_algorithms_enabled()
-assert not torch.backends.cudnn.benchmark and not torch.backends.cudnn.allow_tf32
-assert torch.get_float32_matmul_precision() == "highest"
-try:
-    torch.nn.functional.max_unpool1d(torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64), 2)
-except RuntimeError as error:
-    print("refused:", "does not have a deterministic implementation" in str(error))
-"""
-    environment = {key: value for key, value in os.environ.items() if key != "CUBLAS_WORKSPACE_CONFIG"}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "refused: True"
+def use_a_kernel_that_is_not_deterministic() -> str:
+    enable_full_determinism()
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    try:
+        torch.nn.functional.max_unpool1d(torch.ones(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64), 2)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_full_determinism_refuses_kernels_that_are_not(pool: RankPools) -> None:
+    [message] = pool(1).run(use_a_kernel_that_is_not_deterministic)
+    assert "does not have a deterministic implementation" in message
