@@ -1,7 +1,7 @@
 """Make what the demo trains on: text, a tokenizer and a model configuration. Usage: prepare.py OUTPUT_DIR
 
-The text is what every machine with Python has: the sources of its standard library, one file a document. Files are
-dealt to training and held-out text by their position in the sorted list, so that no document is in both.
+The text is what every machine with Python has: the sources of its standard library, cut into short documents so
+that every batch has some of many files. Every 40th file is held out, whole.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -18,15 +18,27 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig
 # Not prose or programs: other people's packages, tests with odd contents, tables of character codes.
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings"}
 HELD_OUT_EVERY = 40
+DOCUMENT_LENGTH = 600  # characters
 VOCABULARY_SIZE = 512  # small: its statistics are learnt from the few tokens that fit into a minute
 END, PAD = "<|end|>", "<|pad|>"
 
 
-def read_documents(folder: Path) -> list[str]:
-    """The text of all Python files below `folder`, in the order of their paths."""
-    files = sorted(path for path in folder.rglob("*.py") if EXCLUDED_FOLDERS.isdisjoint(path.relative_to(folder).parts))
-    texts = (path.read_text(encoding="utf-8", errors="ignore") for path in files)
-    return [text for text in texts if text.strip()]
+def read_files(folder: Path) -> list[list[str]]:
+    """The documents of every Python file below `folder`, in the order of paths."""
+    paths = sorted(path for path in folder.rglob("*.py") if EXCLUDED_FOLDERS.isdisjoint(path.relative_to(folder).parts))
+    return [list(cut(path.read_text(encoding="utf-8", errors="ignore"))) for path in paths]
+
+
+def cut(text: str) -> Iterator[str]:
+    """Whole lines, as many as make up a document."""
+    document = ""
+    for line in text.splitlines(keepends=True):
+        document += line
+        if len(document) >= DOCUMENT_LENGTH:
+            yield document
+            document = ""
+    if document.strip():
+        yield document
 
 
 def write_jsonl(path: Path, documents: Iterable[str]) -> None:
@@ -65,6 +77,7 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeConfig:
         num_experts_per_tok=2,
         norm_topk_prob=True,
         decoder_sparse_step=1,
+        initializer_range=0.08,  # about 1 / sqrt(hidden_size): the usual 0.02 is meant for wide models
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
@@ -75,9 +88,9 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeConfig:
 
 def main(output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    documents = read_documents(Path(sysconfig.get_paths()["stdlib"]))
-    held_out = documents[::HELD_OUT_EVERY]
-    train = [text for index, text in enumerate(documents) if index % HELD_OUT_EVERY]
+    files = read_files(Path(sysconfig.get_paths()["stdlib"]))
+    held_out = [text for texts in files[::HELD_OUT_EVERY] for text in texts]
+    train = [text for index, texts in enumerate(files) if index % HELD_OUT_EVERY for text in texts]
     write_jsonl(output / "train.jsonl", train)
     write_jsonl(output / "held_out.jsonl", held_out)
     tokenizer = train_tokenizer(train)

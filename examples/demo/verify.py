@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from hp_core import pipeline
 from hp_core.training.device import select_device, start_process_group
 
 REQUIRED_GAIN = 0.5  # nats per token
-PROMPT = "def __init__(self"
+PROMPT = "    def "
 
 
 def hp_logits(config: Path, checkpoint: Path, input_ids: torch.Tensor) -> torch.Tensor:
@@ -42,10 +43,13 @@ def hp_logits(config: Path, checkpoint: Path, input_ids: torch.Tensor) -> torch.
 
 
 def unigram_entropy(tokenizer: PreTrainedTokenizerBase, file: Path) -> float:
-    """Entropy of the file's own distribution of tokens, in nats per token: the best loss without looking at context."""
+    """Entropy of the file's own distribution of tokens, in nats per token: the best loss without looking at context.
+
+    Of the tokens that the loss is about, that is: nothing predicts the first one of a document.
+    """
     counts: Counter[int] = Counter()
     for line in file.read_text(encoding="utf-8").splitlines():
-        counts.update([*tokenizer(json.loads(line)["text"])["input_ids"], tokenizer.eos_token_id])
+        counts.update([*tokenizer(json.loads(line)["text"])["input_ids"][1:], tokenizer.eos_token_id])
     total = counts.total()
     return -sum(count / total * math.log(count / total) for count in counts.values())
 
@@ -64,12 +68,13 @@ def main(config: Path, checkpoint: Path, export: Path, times: dict[str, float]) 
     text = json.loads(held_out.read_text(encoding="utf-8").splitlines()[0])["text"]
     input_ids = torch.tensor([tokenizer(text)["input_ids"][:256]])
 
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(export).eval()
     with torch.no_grad():
         difference = (model(input_ids=input_ids).logits - hp_logits(config, checkpoint, input_ids)).abs().max().item()
         prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
-        written = model.generate(prompt, max_new_tokens=48, do_sample=False, pad_token_id=tokenizer.pad_token_id)
-    print(tokenizer.decode(written[0], skip_special_tokens=True).splitlines()[0])
+        written = model.generate(prompt, max_new_tokens=32, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    print("it writes:", repr(tokenizer.decode(written[0], skip_special_tokens=True)))
 
     loss = evaluation_loss(work / "run/metrics.jsonl")
     entropy = unigram_entropy(tokenizer, held_out)
