@@ -13,6 +13,7 @@ import torch
 from data_helpers import load, steps, write_jsonl
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.models.llama import modeling_llama
 
 from hp_core.data import Batch
 from hp_core.models.packing import packing_fault
@@ -95,6 +96,25 @@ def test_flash_attention_keeps_documents_apart_in_single_rows_only() -> None:
     assert fault is not None
     assert "training.micro_batch_size: 1, found 2" in fault
     assert packing_fault(model, micro_batch_size=1) is None
+
+
+def test_a_model_that_transformers_knows_nothing_of_is_judged_by_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _build("apart", "llama", "eager")
+    monkeypatch.setattr(type(model), "_is_stateful", True)
+    assert packing_fault(model, micro_batch_size=1) == (
+        "LlamaForCausalLM: carries state over the borders of packed documents"
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", lambda **_: None)
+    assert packing_fault(model, micro_batch_size=1) == (
+        "LlamaForCausalLM: makes its attention masks itself, without regard to packed documents"
+    )
+    monkeypatch.undo()
+    assert packing_fault(model, micro_batch_size=1) is None
+    model.model.layers[1].mixer = torch.nn.Conv1d(64, 64, 4)
+    assert packing_fault(model, micro_batch_size=1) == (
+        "LlamaForCausalLM: the convolution model.layers.1.mixer mixes tokens over the borders of packed documents"
+    )
 
 
 def test_a_model_that_cannot_be_called_is_a_fault() -> None:

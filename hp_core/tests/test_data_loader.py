@@ -70,14 +70,16 @@ def test_ln07_fillers_at_the_end_count_for_nothing(tmp_path: Path) -> None:
 
 
 def test_hg01_evaluation_has_as_many_micro_batches_on_every_rank(tmp_path: Path) -> None:
-    path = numbered(tmp_path / "a.jsonl", [8, 8, 5])
-    single = steps(load(eval_path=path, for_eval=True, global_batch_size=4, micro_batch_size=2))
-    loaders = [load(eval_path=path, for_eval=True, global_batch_size=4, dp_size=2, dp_rank=r) for r in range(2)]
-    for _ in range(2):  # every pass starts again, in the same order
+    path = numbered(tmp_path / "a.jsonl", [8, 8, 5, 3, 8])
+    options: dict[str, Any] = {"eval_path": path, "for_eval": True, "num_epochs": None, "global_batch_size": 4}
+    single = steps(load(**options, micro_batch_size=2), 3)
+    assert len(single) == 1  # one pass, although training has no end
+    assert documents(single) == [1, 2, 3, 4, 5]  # and in order, although training shuffles
+    loaders = [load(**options, dp_size=2, dp_rank=rank) for rank in range(2)]
+    for _ in range(2):  # every pass starts again
         passes = [steps(loader) for loader in loaders]
-        assert {len(step) for found in passes for step in found} == {2}
-        assert {len(found) for found in passes} == {1}
-        assert sum(map(num_targets, passes)) == num_targets(single) == 7 + 7 + 4
+        assert [[len(step) for step in found] for found in passes] == [[2], [2]]
+        assert sum(map(num_targets, passes)) == num_targets(single) == 7 + 7 + 4 + 2 + 7
         for loader in loaders:
             assert loader.next_step() is None
             loader.rewind()
