@@ -21,7 +21,7 @@ def write_tokens(path: Path, documents: Sequence[dict[str, list[int]]]) -> Path:
     return path
 
 
-def write_run(folder: Path, checkpoint: Path, data: Path, **sections: dict[str, Any]) -> Path:
+def write_run(folder: Path, checkpoint: Path, data: Path, /, **sections: dict[str, Any]) -> Path:
     """A configuration that trains `checkpoint` with SGD on token records; `sections` add to it."""
     base = OmegaConf.create(
         {

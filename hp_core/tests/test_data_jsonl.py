@@ -108,4 +108,4 @@ def test_do07_lines_can_be_sent_to_other_processes(tmp_path: Path) -> None:
     lines = JsonLines([Path(numbered(tmp_path / "a.jsonl", [1, 2, 3]))])
     copy = pickle.loads(pickle.dumps(lines))
     assert [copy.read(i) for i in range(3)] == [lines.read(i) for i in range(3)]
-    assert copy.fingerprints == lines.fingerprints
+    assert copy.fingerprint == lines.fingerprint

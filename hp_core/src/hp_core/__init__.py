@@ -3,11 +3,12 @@
 The public names below are what strategies and kernels may import; everything else is internal.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from hp_core.data import IGNORE_INDEX, Batch
 from hp_core.errors import ConfigError, HpError, ModelError, PlacementError, PlanError, PluginError, WeightsError
 from hp_core.hookspecs import hookimpl
 from hp_core.mesh import Mesh, MeshAxis, MeshSpec
-from hp_core.models.blocks import decoder_blocks
 from hp_core.plan import (
     Layout,
     ParamFragment,
@@ -21,6 +22,9 @@ from hp_core.plan import (
     ShardingPlan,
 )
 from hp_core.training import Term
+
+if TYPE_CHECKING:
+    from hp_core.models import decoder_blocks
 
 __all__ = [
     "IGNORE_INDEX",
@@ -49,3 +53,12 @@ __all__ = [
     "decoder_blocks",
     "hookimpl",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`decoder_blocks` on demand: hp_core.models imports transformers, which takes seconds."""
+    if name == "decoder_blocks":
+        from hp_core.models import decoder_blocks
+
+        return decoder_blocks
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,16 +69,17 @@ class Session:
 
 def run(config_path: str | Path, overrides: Sequence[str] = ()) -> None:
     """Train as configured, as one rank of the world that the environment describes."""
+    logging.basicConfig(format="%(message)s")
+    # One account of the run is enough; what goes wrong on a rank is raised there.
+    logging.getLogger("hp_core").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
     loaded = load(config_path, overrides)
     if loaded.config.training.enable_full_determinism:
         enable_full_determinism()
     device = select_device(loaded.config.training.backend)
     start_process_group(device)
-    try:
-        session = prepare(loaded, device)
-        train(training_job(session))
-    finally:
-        dist.destroy_process_group()
+    train(training_job(prepare(loaded, device)))
+    # Not after a failure: the other ranks would report a lost connection before this one has told the cause.
+    dist.destroy_process_group()
 
 
 def load(config_path: str | Path, overrides: Sequence[str] = ()) -> Loaded:

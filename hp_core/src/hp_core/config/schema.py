@@ -59,7 +59,7 @@ class TrainingConfig:
     seed: int = key(1234, "of initialisation, data order and dropout", minimum=0)
     enable_full_determinism: bool = key(False, "deterministic kernels only, bit-equal runs; slower")
     eval_iters: int = key(0, "optimizer-step batches per evaluation; 0: the whole evaluation data", minimum=0)
-    eval_interval: int = key(0, "evaluate every so many steps; 0 never", minimum=0)
+    eval_interval: int = key(0, "evaluate every so many steps; 0: at the end only", minimum=0)
     logging_steps: int = key(1, "log every so many steps", minimum=1)
 
 
@@ -80,13 +80,17 @@ class DatasetConfig:
         "text", "of a record: `text`, `messages` (loss on the assistant's turns), or `input_ids` and optional `labels`"
     )
     tokenizer: str | None = key(None, "folder of the tokenizer; null: the model's")
-    seq_length: int = key(1024, "tokens per sequence", minimum=1)
-    shuffle: bool = key(True, "another order of documents in every epoch")
-    packing: bool = key(True, "join documents, isolated from each other, into full sequences; else pad each")
+    seq_length: int = key(1024, "tokens per sequence", minimum=1, shared=True)
+    shuffle: bool = key(True, "another order of documents in every epoch", shared=True)
+    packing: bool = key(
+        True, "join documents, isolated from each other, into full sequences; else pad each", shared=True
+    )
     append_eos: bool = key(True, "end every text document with the tokenizer's end token")
     text_key: str = key("text", "field of a text record")
-    on_bad_line: Literal["error", "skip"] = key("error", "skip counts and reports the lines that it leaves out")
-    target: str | None = key(None, "a factory of your own, in place of all of this", role="target")
+    on_bad_line: Literal["error", "skip"] = key(
+        "error", "skip counts and reports the lines that it leaves out", shared=True
+    )
+    target: str | None = key(None, "a factory of your own: a dataset of mappings with `input_ids`", role="target")
     args: Mapping[str, Any] = key({}, "its arguments", role="collected")
 
 
@@ -95,7 +99,7 @@ class DataloaderConfig:
     """How data is read."""
 
     num_workers: int = key(0, "background processes that read and pack; 0: the training process itself", minimum=0)
-    target: str | None = key(None, "a factory of your own, in place of hp's loader", role="target")
+    target: str | None = key(None, "a factory of your own, in place of hp's loader (see `build_loader`)", role="target")
     args: Mapping[str, Any] = key({}, "its arguments", role="collected")
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-from hp_core.config import RunConfig
+from hp_core.config import RunConfig, instantiate
 from hp_core.config.schema import DatasetConfig
 from hp_core.data.chat import ChatEncoder
 from hp_core.data.documents import Encode, TextEncoder, TokensEncoder
 from hp_core.data.jsonl import JsonLines, find_files
-from hp_core.data.loader import Loader, digest
+from hp_core.data.loader import BatchLoader, Loader, digest
+from hp_core.data.records import GivenRecords, Records
 from hp_core.data.stream import RowStream, StreamOptions
 from hp_core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -24,16 +27,35 @@ _SAMPLE = "A sample, 0123456789:\n\tÄrger \u4f60\u597d."
 
 def build_loader(
     config: RunConfig, *, dp_rank: int, dp_size: int, vocab_size: int, seed: int, for_eval: bool = False
-) -> Loader:
-    """The loader of data rank `dp_rank` for hp's plain dataset form.
+) -> BatchLoader:
+    """The loader of data rank `dp_rank`.
 
     `vocab_size` is the number of rows of the model's embedding. With `for_eval`, one pass over `dataset.eval_path`
-    in the order of its files; `rewind` starts the next pass. Raises ConfigError and DataError.
+    in the order of its files; `rewind` starts the next pass.
+
+    `dataset._target_` makes the records itself: a map-style dataset of mappings with `input_ids` and, optionally,
+    `labels`, as in format tokens. `dataloader._target_` takes hp's loader's place: it is called with its own arguments
+    and `dataset` (from `dataset._target_`, or None), `dp_rank`, `dp_size`, `global_batch_size`, `micro_batch_size`,
+    `seed` and `for_eval`, and returns a `BatchLoader`. Raises ConfigError and DataError.
     """
     dataset, training = config.dataset, config.training
-    lines = _open(dataset, for_eval=for_eval)
+    own: Any = instantiate(dataset.target, dataset.args) if dataset.target is not None else None
+    if config.dataloader.target is not None:
+        loader: BatchLoader = instantiate(
+            config.dataloader.target,
+            config.dataloader.args,
+            dataset=own,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            global_batch_size=training.global_batch_size,
+            micro_batch_size=training.micro_batch_size,
+            seed=seed,
+            for_eval=for_eval,
+        )
+        return loader
+    lines = _open(dataset, for_eval=for_eval) if dataset.target is None else GivenRecords(own, dataset.target)
     tokenizer = _tokenizer(config)
-    if dataset.packing and dataset.format == "text" and not dataset.append_eos:
+    if dataset.packing and dataset.format == "text" and dataset.target is None and not dataset.append_eos:
         logger.warning(
             "dataset.append_eos is false: packed texts have no end token between them. They stay isolated, "
             "by their positions, but the model cannot learn where a text ends"
@@ -57,7 +79,7 @@ def build_loader(
         dp_rank=dp_rank,
         dp_size=dp_size,
         fingerprint={
-            "path": [fingerprint.as_dict() for fingerprint in lines.fingerprints],
+            "path": lines.fingerprint,
             "format": dataset.format,
             "text_key": dataset.text_key,
             "tokenizer": None if tokenizer is None else _fingerprint(tokenizer),
@@ -74,6 +96,8 @@ def load_tokenizer(
     path: str, *, local_files_only: bool = True, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
     """The tokenizer in the folder `path`. Raises DataError when there is none."""
+    from transformers import AutoTokenizer  # heavy: whoever needs no tokenizer does without
+
     try:
         return AutoTokenizer.from_pretrained(
             path, local_files_only=local_files_only, trust_remote_code=trust_remote_code
@@ -86,7 +110,7 @@ def load_tokenizer(
 def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
     """The configured tokenizer, else the model's. Token records need none."""
     path = config.dataset.tokenizer
-    if path is None and config.dataset.format == "tokens":
+    if path is None and (config.dataset.format == "tokens" or config.dataset.target is not None):
         return None
     path = path or config.model.pretrained_model_name_or_path or config.model.config_path
     if path is None:
@@ -106,7 +130,7 @@ def _open(dataset: DatasetConfig, *, for_eval: bool) -> JsonLines:
 
 
 def _encoder(dataset: DatasetConfig, tokenizer: PreTrainedTokenizerBase | None) -> Encode:
-    if dataset.format == "tokens":
+    if dataset.format == "tokens" or dataset.target is not None:
         return TokensEncoder()
     assert tokenizer is not None
     if dataset.format == "text":
@@ -120,7 +144,7 @@ def _encoder(dataset: DatasetConfig, tokenizer: PreTrainedTokenizerBase | None) 
     return ChatEncoder(tokenizer)
 
 
-def _pad_id(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, lines: JsonLines) -> int:
+def _pad_id(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, lines: Records) -> int:
     """What fills a row that documents do not: no label and no document sees it, but it has to have an embedding."""
     found = (tokenizer.pad_token_id, tokenizer.eos_token_id) if tokenizer is not None else ()
     pad_id = next((i for i in found if i is not None), 0)

@@ -83,7 +83,7 @@ class JsonLines:
         self._numbers = np.concatenate([lines.numbers for lines in indexed])
         # Line i belongs to the first file whose end in this list is beyond i.
         self._file_ends = np.cumsum([len(lines.starts) for lines in indexed])
-        self.fingerprints = [lines.fingerprint for lines in indexed]
+        self.fingerprint = [lines.fingerprint.as_dict() for lines in indexed]
 
     def __len__(self) -> int:
         return len(self._starts)

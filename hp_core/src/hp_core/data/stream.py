@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hp_core.data.documents import Document, Encode, Tokens
-from hp_core.data.jsonl import JsonLines
 from hp_core.data.packing import Row, make_row
+from hp_core.data.records import Records
 from hp_core.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class _Read:
 class _Records(Dataset[_Read]):
     """Reads and tokenises, in this process or a background one. Faults are values: they are raised in their turn."""
 
-    def __init__(self, lines: JsonLines, encode: Encode) -> None:
+    def __init__(self, lines: Records, encode: Encode) -> None:
         self._lines = lines
         self._encode = encode
 
@@ -81,7 +81,7 @@ class _Records(Dataset[_Read]):
 class RowStream:
     """Rows of exactly `seq_length` tokens, one after the other, from any position."""
 
-    def __init__(self, lines: JsonLines, encode: Encode, options: StreamOptions) -> None:
+    def __init__(self, lines: Records, encode: Encode, options: StreamOptions) -> None:
         self.options = options
         self.num_skipped = 0
         self._lines = lines

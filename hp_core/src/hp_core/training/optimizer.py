@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from hp_core.config.schema import OptimizerConfig
-from hp_core.config.targets import load_target
+from hp_core.config.targets import instantiate, load_target
 from hp_core.errors import ConfigError, TrainingError
 
 
@@ -34,12 +34,11 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, lr: float) -> tor
     groups: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = defaultdict(list)
     for fqn, param in parameters.items():
         groups[fqn in no_decay, param.device_mesh if isinstance(param, DTensor) else None].append(param)
-    factory = load_target(config.target)
-    arguments = _arguments(factory, config)
-    optimizer = factory(
+    optimizer = instantiate(
+        config.target,
+        _arguments(load_target(config.target), config),
         [{"params": params} | ({"weight_decay": 0.0} if exempt else {}) for (exempt, _), params in groups.items()],
         lr=lr,
-        **arguments,
     )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer._target_: {config.target} gives a {type(optimizer).__name__}, not an Optimizer")

@@ -16,7 +16,7 @@ from transformers.optimization import (
 )
 
 from hp_core.config.schema import LrSchedulerConfig
-from hp_core.config.targets import load_target
+from hp_core.config.targets import instantiate
 from hp_core.errors import ConfigError
 
 WSD_DECAY_SHARE = 0.1
@@ -33,7 +33,7 @@ def build_schedule(optimizer: torch.optim.Optimizer, config: LrSchedulerConfig, 
     """
     schedule: Any
     if config.target is not None:
-        schedule = load_target(config.target)(optimizer, **config.args)
+        schedule = instantiate(config.target, config.args, optimizer)
         if not isinstance(schedule, LRScheduler):
             kind = type(schedule).__name__
             raise ConfigError(f"lr_scheduler._target_: {config.target} gives a {kind}, not an LRScheduler")
