@@ -24,7 +24,7 @@ from hp_core import pipeline
 from hp_core.training.device import select_device, start_process_group
 
 REQUIRED_GAIN = 0.5  # nats per token
-PROMPT = "    def "
+PROMPT = "    def"
 
 
 def hp_logits(config: Path, checkpoint: Path, input_ids: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ def main(config: Path, checkpoint: Path, export: Path, times: dict[str, float]) 
         difference = (model(input_ids=input_ids).logits - hp_logits(config, checkpoint, input_ids)).abs().max().item()
         prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
         written = model.generate(prompt, max_new_tokens=32, do_sample=False, pad_token_id=tokenizer.pad_token_id)
-    print("it writes:", repr(tokenizer.decode(written[0], skip_special_tokens=True)))
+    print("it writes:", tokenizer.decode(written[0], skip_special_tokens=True).splitlines()[0])
 
     loss = evaluation_loss(work / "run/metrics.jsonl")
     entropy = unigram_entropy(tokenizer, held_out)
