@@ -85,8 +85,9 @@ def run(config_path: str | Path, overrides: Sequence[str] = ()) -> None:
 def load(config_path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     """Read and validate the configuration, select and load its plugins. Needs no devices."""
     raw = read_config(Path(config_path), overrides)
-    plugins = load_plugins(select_plugins(find_plugins(), raw))
-    config = build_config(raw, plugins.option_specs)
+    index = find_plugins()
+    plugins = load_plugins(select_plugins(index, raw))
+    config = build_config(raw, plugins.option_specs, installed=index.keys)
     return Loaded(config, plugins.with_options(config.options))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -50,9 +50,10 @@ class PluginOptions:
         return single | {f"{section}.{name}": name for section in sections for name in rest}
 
 
-def build_config(raw: RawConfig, plugins: Sequence[PluginOptions] = ()) -> RunConfig:
+def build_config(raw: RawConfig, plugins: Sequence[PluginOptions] = (), installed: Iterable[str] = ()) -> RunConfig:
     """Validate everything once. `RunConfig.options` gets the options of `plugins`, in their order.
 
+    `installed` are the keys that plugins own which are installed, whether in use or not: they may ask for nothing.
     Raises ConfigError for an unknown key, a wrong type or value, a key of an absent plugin, or values that contradict
     each other; PluginError when a plugin's options or keys cannot work.
     """
@@ -60,7 +61,12 @@ def build_config(raw: RawConfig, plugins: Sequence[PluginOptions] = ()) -> RunCo
     owned = [key for plugin in plugins for key in plugin.fields_by_key()]
     for key in core.intersection(owned):
         raise PluginError(f"{key} is owned by a plugin, but it is a key of hp-core")
-    keys = KeyChecker(raw.where, tuple(sorted({*core, *owned, *VALUES})), frozenset(plugin.name for plugin in plugins))
+    keys = KeyChecker(
+        raw.where,
+        dotted=tuple(sorted({*core, *owned, *VALUES})),
+        selected=frozenset(plugin.name for plugin in plugins),
+        installed=frozenset(installed),
+    )
     sections = list(dict.fromkeys([*SECTIONS, *(key.partition(".")[0] for key in owned)]))
     root = keys.check(raw.tree, [*sections, *VALUES, STRATEGIES], "")
     given = {name: _mapping(root.get(name), name, keys) for name in sections}

@@ -16,11 +16,12 @@ from hp_core.errors import ConfigError
 @dataclass(frozen=True)
 class KeyChecker:
     """Refuses unknown keys. `where` gives the place of a dotted path, `dotted` are all keys of the configuration,
-    `selected` the names of the plugins in use."""
+    `selected` the names of the plugins in use, `installed` the keys of all plugins that could be."""
 
     where: Callable[[str], str]
     dotted: tuple[str, ...] = ()
     selected: frozenset[str] = frozenset()
+    installed: frozenset[str] = frozenset()
 
     def fail(self, path: str, message: str) -> ConfigError:
         """The error that `message` is true of `path`."""
@@ -53,7 +54,7 @@ class KeyChecker:
         return None if plugin in self.selected else plugin
 
     def _asks_for_nothing(self, path: str, value: Any) -> bool:
-        if "." not in path or self._absent_plugin(path) is None:
+        if "." not in path or (self._absent_plugin(path) is None and path not in self.installed):
             return False
         # True == 1 in Python, hence the type.
         return value is None or value is False or (path.endswith("_size") and type(value) is int and value == 1)
