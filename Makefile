@@ -37,11 +37,11 @@ clean:
 
 # The build backend comes first: without build isolation nothing is downloaded twice, and its version is pinned too.
 .venv/hp.done: constraints.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing hp into .venv (a minute or two)"
 	$(INSTALL) hatchling editables
 	$(INSTALL) $(DISTRIBUTIONS:%=-e ./%)
-	$(BIN)/python -m compileall -qq -j 0 .venv/lib
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # torch ships files for later Pythons
 	touch $@
 
 .venv/tools.done: .venv/hp.done
