@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_helpers import ACME, MODEL, SHARD, AcmeOptions, MixPrecision, ShardOptions, load
+from config_helpers import ACME, MODEL, SHARD, AcmeOptions, MixPrecision, ShardOptions, load, read
 
-from hp_core.config import PluginOptions, RawConfig, RunConfig, build_config, config_to_yaml, install_hints, read_config
+from hp_core.config import PluginOptions, RawConfig, RunConfig, build_config, config_to_yaml, install_hints
 from hp_core.config.build import SECTIONS, VALUES
 from hp_core.config.keys import default_of, yaml_fields
 from hp_core.config.reference import reference
@@ -195,12 +195,10 @@ def test_every_key_says_what_it_means() -> None:
         assert not cls.__doc__.startswith(cls.__name__)  # dataclass's own
 
 
-def test_a_size_of_1_asks_an_installed_plugin_that_is_not_in_use_for_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("accelerator: {acme_size: 1}\n", encoding="utf-8")
-    build_config(read_config(path), installed=["accelerator.acme_size"])
+def test_a_size_of_1_asks_an_installed_plugin_that_is_not_in_use_for_nothing() -> None:
+    raw = read(f"{MODEL}accelerator: {{acme_size: 1}}\n")
+    build_config(raw, installed=["accelerator.acme_size"])
     with pytest.raises(ConfigError, match=r"accelerator\.acme_size: unknown key"):
-        build_config(read_config(path))
-    path.write_text("accelerator: {acme_size: 2}\n", encoding="utf-8")
+        build_config(raw)
     with pytest.raises(ConfigError, match=r"accelerator\.acme_size: unknown key"):
-        build_config(read_config(path), installed=["accelerator.acme_size"])
+        build_config(read(f"{MODEL}accelerator: {{acme_size: 2}}\n"), installed=["accelerator.acme_size"])
