@@ -8,7 +8,7 @@ import pytest
 import torch
 from models_cases import FAMILIES, draw, llama_with, make_config, make_plan, plain_model
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hp_core.errors import ModelError
 from hp_core.models import HyperAutoModelForCausalLM, init_shards
@@ -28,6 +28,22 @@ class OldStyle(LlamaForCausalLM):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.data.normal_(std=0.5)
+
+
+class Tower(PreTrainedModel):
+    """A sub-model with an init of its own."""
+
+    config_class = LlamaConfig
+
+    def __init__(self) -> None:
+        super().__init__(LlamaConfig())
+        self.proj = nn.Linear(100, 100)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=3.0)
+            nn.init.constant_(module.bias, 2.0)
 
 
 class Unwritten(nn.Module):
@@ -136,6 +152,12 @@ def test_what_init_weights_leaves_alone_keeps_its_constructors_values() -> None:
     assert torch.equal(found["norm.bias"], torch.zeros(6))
     assert 0 < found["conv.weight"].std() < 1  # by torch's reset_parameters
     assert abs(found["lm_head.weight"].std() - 0.5) < 0.05
+
+
+def test_sub_models_are_initialised_by_their_own_rules() -> None:
+    found = draw(HyperAutoModelForCausalLM.from_config(make_config("llama"), model_class=llama_with(Tower)))
+    assert abs(found["extra.proj.weight"].std() - 3.0) < 0.2
+    assert torch.equal(found["extra.proj.bias"], torch.full((100,), 2.0))
 
 
 def test_a_parameter_without_values_is_an_error_that_names_it() -> None:

@@ -51,10 +51,12 @@ class ExportFacts:
     model_class: str | None
 
     def write(self, folder: Path) -> None:
+        """Write `weights.json` into `folder`."""
         (folder / WEIGHTS_FILE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> ExportFacts:
+        """What `write` has written into `folder`."""
         data = json.loads((folder / WEIGHTS_FILE).read_text(encoding="utf-8"))
         tensors = {name: SourceTensor(each["dtype"], tuple(each["shape"])) for name, each in data["tensors"].items()}
         return cls(tensors, data["model_class"])
