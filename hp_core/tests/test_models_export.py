@@ -62,6 +62,143 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return copy.deepcopy(model)(input_ids=torch.arange(12).reshape(1, 12), use_cache=False).logits
 
 
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt2", "qwen3_moe", "hrm_text", "kimi_linear", "deepseek_v3", "jamba"]
+)
+def test_ls08_export_equals_the_source_checkpoint(model_type: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain_model(model_type).save_pretrained(tmp_path / "source")
+    model = load_into_memory(HyperAutoModelForCausalLM.from_pretrained(tmp_path / "source"))
+    export_hf(save_training_checkpoint(model, tmp_path / "checkpoint"), tmp_path / "out")
+    source, exported = read_tensors(tmp_path / "source"), read_tensors(tmp_path / "out")
+    assert exported.keys() == source.keys()
+    for name, value in source.items():
+        assert exported[name].dtype == value.dtype
+        assert torch.equal(exported[name], value), name
+    assert read_config(tmp_path / "out") == read_config(tmp_path / "source")
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
+
+
+def test_ls08_a_source_with_stacked_experts_is_exported_with_stacked_experts(tmp_path: Path) -> None:
+    plain_model("qwen3_moe").save_pretrained(tmp_path / "source", save_original_format=False)
+    assert "model.layers.0.mlp.experts.down_proj" in read_tensors(tmp_path / "source")
+    model = load_into_memory(HyperAutoModelForCausalLM.from_pretrained(tmp_path / "source"))
+    export_hf(save_training_checkpoint(model, tmp_path / "checkpoint"), tmp_path / "out")
+    assert read_tensors(tmp_path / "out").keys() == read_tensors(tmp_path / "source").keys()
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, None], ids=["from fp32", "from bf16", "random"])
+@pytest.mark.parametrize("train", ["float32", "bfloat16"])
+@pytest.mark.parametrize("export", [None, "float32", "bfloat16"])
+def test_ls09_float_tensors_have_exactly_the_dtype_that_was_asked_for(
+    source: torch.dtype | None, train: str, export: str | None, tmp_path: Path
+) -> None:
+    config = make_config("nemotron_h")
+    if source is None:
+        template = HyperAutoModelForCausalLM.from_config(config, torch_dtype=train)
+    else:
+        plain_model("nemotron_h").to(source).save_pretrained(tmp_path / "source")
+        template = HyperAutoModelForCausalLM.from_pretrained(tmp_path / "source", torch_dtype=train)
+    model = load_into_memory(template)
+    checkpoint = save_training_checkpoint(model, tmp_path / "checkpoint")
+    export_hf(checkpoint, tmp_path / "out", export)
+    exported = read_tensors(tmp_path / "out")
+    names = read_tensors(tmp_path / "source") if source is not None else {}
+    for name, value in exported.items():
+        if export is not None:
+            assert value.dtype == getattr(torch, export), name
+        elif source is not None:
+            assert value.dtype == names[name].dtype, name
+    main = export or (str(source).removeprefix("torch.") if source is not None else train)
+    assert read_config(tmp_path / "out")["dtype"] == main
+
+
+def test_ls09_dtypes_are_those_of_each_source_tensor_and_integers_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source in bf16 with one tensor in fp32, and a model with a persistent int64 buffer."""
+    own = type("CountingLlama", (OwnLlama,), {"__init__": _init_with_buffer, "__module__": __name__})
+    monkeypatch.setitem(globals(), "CountingLlama", own)
+    model = own(make_config("llama", **UNTIED)).to(torch.bfloat16)
+    model.lm_head.float()
+    model.save_pretrained(tmp_path / "source")
+    template = HyperAutoModelForCausalLM.from_pretrained(
+        tmp_path / "source", model_class=f"{__name__}.CountingLlama", torch_dtype="float32"
+    )
+    checkpoint = save_training_checkpoint(load_into_memory(template), tmp_path / "checkpoint")
+    export_hf(checkpoint, tmp_path / "out")
+    found = {name: value.dtype for name, value in read_tensors(tmp_path / "out").items()}
+    assert found == {name: value.dtype for name, value in read_tensors(tmp_path / "source").items()}
+    assert found["lm_head.weight"] == torch.float32
+    assert found["steps"] == torch.int64
+    assert read_config(tmp_path / "out")["dtype"] == "bfloat16"
+    export_hf(checkpoint, tmp_path / "half", "float16")
+    half = {name: value.dtype for name, value in read_tensors(tmp_path / "half").items()}
+    assert half.pop("steps") == torch.int64
+    assert set(half.values()) == {torch.float16}
+
+
+def _init_with_buffer(self: OwnLlama, config: Any) -> None:
+    super(OwnLlama, self).__init__(config)
+    self.register_buffer("steps", torch.tensor([7], dtype=torch.int64))
+    self.post_init()
+
+
+def test_tw04_index_and_files_of_a_sharded_tied_model_agree(tmp_path: Path) -> None:
+    """The source lists the head, tied to the embedding, as a tensor of its own in another file."""
+    source = tmp_path / "source"
+    plain_model("llama", **TIED).save_pretrained(source, max_shard_size=BYTES)
+    index = json.loads((source / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2
+    embedding = read_tensors(source)["model.embed_tokens.weight"]
+    save_file({**load_file(source / files[1]), "lm_head.weight": embedding}, source / files[1], {"format": "pt"})
+    index["weight_map"]["lm_head.weight"] = files[1]
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    model = load_into_memory(HyperAutoModelForCausalLM.from_pretrained(source))
+    export_hf(save_training_checkpoint(model, tmp_path / "checkpoint"), tmp_path / "out", max_shard_size=BYTES)
+    out = tmp_path / "out"
+    weight_map = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
+    in_files = {}
+    for path in out.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            in_files.update(dict.fromkeys(file.keys(), path.name))
+    assert weight_map == in_files
+    assert in_files.keys() == read_tensors(source).keys() - {"lm_head.weight"}
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(out)), logits(model))
+
+
+class HeadFirst(OwnLlama):
+    """Registers its head before the embedding that the head is tied to, whose first name is then the head's."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._modules = {"lm_head": self.lm_head, "model": self.model}
+
+
+def test_tw04_a_tied_weight_is_exported_under_the_name_that_transformers_ties_to(tmp_path: Path) -> None:
+    template = HyperAutoModelForCausalLM.from_config(make_config("llama", **TIED), model_class=HeadFirst)
+    model = load_into_memory(template)
+    assert "lm_head.weight" in dict(model.named_parameters())
+    export_hf(save_training_checkpoint(model, tmp_path / "checkpoint"), tmp_path / "out")
+    exported = read_tensors(tmp_path / "out")
+    assert "lm_head.weight" not in exported
+    assert torch.equal(exported["model.embed_tokens.weight"], model.lm_head.weight)
+
+
+def test_cropped_models_are_exported_with_their_layers_only(tmp_path: Path) -> None:
+    plain_model("qwen3_moe").save_pretrained(tmp_path / "source")
+    template = HyperAutoModelForCausalLM.from_pretrained(tmp_path / "source", num_hidden_layers=2)
+    model = load_into_memory(template)
+    export_hf(save_training_checkpoint(model, tmp_path / "checkpoint"), tmp_path / "out")
+    assert read_config(tmp_path / "out")["num_hidden_layers"] == 2
+    expected = {name for name in read_tensors(tmp_path / "source") if ".layers.2." not in name}
+    assert read_tensors(tmp_path / "out").keys() == expected
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
+
+
 @pytest.mark.parametrize("model_type", ["llama", "qwen3_moe", "nemotron_h", "gpt2"])
 def test_random_models_are_filled_as_drawn_and_exported(model_type: str, tmp_path: Path) -> None:
     template = HyperAutoModelForCausalLM.from_config(make_config(model_type, **TIED))
