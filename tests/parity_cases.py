@@ -68,6 +68,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **_BASE,
             **_MLA,
+            "num_key_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
             "n_shared_experts": 1,
