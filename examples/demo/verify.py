@@ -24,7 +24,7 @@ from hp_core import pipeline
 from hp_core.training.device import select_device, start_process_group
 
 REQUIRED_GAIN = 0.5  # nats per token
-PROMPT = "    def"
+PROMPT = "    def __init__(self"
 
 
 def hp_logits(config: Path, checkpoint: Path, input_ids: torch.Tensor) -> torch.Tensor:
