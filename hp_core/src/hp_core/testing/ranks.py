@@ -58,15 +58,13 @@ class RankPool:
         # Longer than the parent's limit: a rank that waits for a stuck one is reported by its stack, not by gloo.
         store = self._folder / f"store{next(self._calls)}"
         call = pickle.dumps(Call(payload, tuple(sys.path), store, timeout=2 * limit))
-        finished = False
         try:
             for connection in self._connections:
                 connection.send_bytes(call)
             replies = self._collect(time.monotonic() + limit, limit)
-            finished = True
-        finally:
-            if not finished:
-                self.close()
+        except BaseException:
+            self.close()
+            raise
         return [pickle.loads(reply.value) for reply in replies if reply.value is not None]
 
     def close(self) -> None:
