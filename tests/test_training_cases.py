@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parity_cases import VOCAB, global_batch, make_checkpoint, reference_loss, reference_model, slice_rows
 from run_helpers import column, metrics, train_ranks, write_run, write_tokens
 
-from hp_core import IGNORE_INDEX, Batch, Mesh, Term, pipeline
+from hp_core import IGNORE_INDEX, Batch, ConfigError, Mesh, Term, pipeline
 from hp_core.mesh import plan_mesh
 from hp_core.testing import RankPools, assert_close_gradients
 from hp_core.training.device import select_device
@@ -242,6 +242,22 @@ def test_in06_a_random_model_starts_near_the_entropy_of_its_vocabulary(
     for name, value in results[0].items():
         for other in results[1:]:
             torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_rs10_a_run_that_the_data_ends_has_a_final_checkpoint(pool: RankPools, tmp_path: Path, llama: Path) -> None:
+    data = write_tokens(tmp_path / "short.jsonl", [{"input_ids": list(range(3, 11))}] * 12)
+    training = {"train_iters": None, "num_epochs": 1}
+    path = write_run(tmp_path, llama, data, training=training, checkpoint={"save_ckpt": True, "save_steps": 100})
+    pool(1).run(train_ranks, path)
+    assert column(path, "step") == [1, 2, 3]
+    assert [folder.name for folder in (tmp_path / "out" / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_a_run_that_nothing_would_end_is_refused(tmp_path: Path, llama: Path, data: Path) -> None:
+    path = write_run(tmp_path, llama, data, training={"train_iters": None})
+    with pytest.raises(ConfigError) as error:
+        pipeline.run(path)
+    assert str(error.value) == ("training: nothing says when to stop. Set train_iters, train_samples or num_epochs.")
 
 
 def test_check_nan_inf_names_the_parameter(pool: RankPools, tmp_path: Path, llama: Path, data: Path) -> None:

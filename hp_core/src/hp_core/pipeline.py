@@ -38,7 +38,7 @@ from hp_core.plugins import PluginSet, find_plugins, load_plugins, select_plugin
 from hp_core.training.activation_checkpoint import apply_activation_checkpoint
 from hp_core.training.determinism import enable_full_determinism, seed_everything
 from hp_core.training.device import RankDevice, select_device, start_process_group
-from hp_core.training.loop import TrainingJob, train
+from hp_core.training.loop import TrainingJob, num_training_steps, train
 from hp_core.training.loss import Term, cross_entropy
 from hp_core.training.step import PluginCalls
 
@@ -73,6 +73,7 @@ def run(config_path: str | Path, overrides: Sequence[str] = ()) -> None:
     # One account of the run is enough; what goes wrong on a rank is raised there.
     logging.getLogger("hp_core").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
     loaded = load(config_path, overrides)
+    num_training_steps(loaded.config)  # a run without an end is refused before the model is built
     if loaded.config.training.enable_full_determinism:
         enable_full_determinism()
     device = select_device(loaded.config.training.backend)

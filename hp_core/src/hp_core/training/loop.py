@@ -15,7 +15,7 @@ from torch import nn
 
 from hp_core.config import RunConfig
 from hp_core.data import Batch, BatchLoader
-from hp_core.errors import TrainingError
+from hp_core.errors import ConfigError, TrainingError
 from hp_core.mesh import Mesh
 from hp_core.plan import ShardingPlan
 from hp_core.training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
@@ -49,12 +49,17 @@ class TrainingJob:
 
 
 def num_training_steps(config: RunConfig) -> int | None:
-    """Optimizer steps of the run; None when the end of the data decides."""
+    """Optimizer steps of the run; None when the end of the data decides.
+
+    Raises ConfigError when nothing would ever end it: hp's own loader starts the data again and again.
+    """
     training = config.training
     if training.train_iters is not None:
         return training.train_iters
     if training.train_samples is not None:
         return math.ceil(training.train_samples / training.global_batch_size)
+    if training.num_epochs is None and config.dataloader.target is None:
+        raise ConfigError("training: nothing says when to stop. Set train_iters, train_samples or num_epochs.")
     return None
 
 
@@ -87,7 +92,7 @@ class _Trainer:
             else None
         )
         self._flops_per_token = flops_per_token(job.template, config.dataset.seq_length)
-        self._timer = _Timer()
+        self._timer = _Timer(self.tokens)
 
     def run(self) -> None:
         config, job = self.job.config, self.job
@@ -233,8 +238,8 @@ class _Trainer:
 class _Timer:
     """Wall time and tokens between two logs, without what is not training."""
 
-    def __init__(self) -> None:
-        self.restart(0)
+    def __init__(self, tokens: int) -> None:
+        self.restart(tokens)
 
     def restart(self, tokens: int) -> None:
         self._time, self._tokens = time.perf_counter(), tokens
