@@ -44,7 +44,7 @@ def guide() -> str:
 
 
 def call(*command: str, path: Path | None = None, folder: Path = ROOT) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path or "")}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": str(path or "")}
     done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -81,5 +81,5 @@ def test_plugin_of_the_guide_runs(guide: str, tmp_path: Path) -> None:
 def test_test_of_the_guide_passes(guide: str, tmp_path: Path) -> None:
     (text,) = TEST.findall(guide)
     (tmp_path / "test_guide.py").write_text(text)
-    output = call("-m", "pytest", "-q", "-p", "hp_core.testing.pytest_plugin", "test_guide.py", folder=tmp_path)
+    output = call("-m", "pytest", "-p", "hp_core.testing.pytest_plugin", "test_guide.py", folder=tmp_path)
     assert "1 passed" in output
