@@ -34,4 +34,4 @@ checkpoint=$(echo "$OUT"/run/checkpoints/step-*)
 lap export
 
 echo "== the export in plain transformers"
-"$BIN/python" examples/demo/verify.py examples/demo/train.yaml "$checkpoint" "$OUT/export" "${times[@]}"
+"$BIN/python" examples/demo/verify.py examples/demo/train.yaml "$checkpoint" "$OUT/export" "$STARTED" "${times[@]}"

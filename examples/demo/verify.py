@@ -1,8 +1,9 @@
-"""Check what the demo has made. Usage: verify.py CONFIG CHECKPOINT EXPORT [PART=SECONDS ...]
+"""Check what the demo has made. Usage: verify.py CONFIG CHECKPOINT EXPORT STARTED [PART=SECONDS ...]
 
 Loads the training checkpoint into hp's own model and the export into plain transformers, compares their logits, lets
 the latter write a line, and compares the loss on held-out text with what word counts alone would give. Exits with 1
-when the logits differ at all, or when the loss is not at least 0.5 nats better.
+when the logits differ at all, or when the loss is not at least 0.5 nats better. STARTED is when the demo began, in
+seconds since 1970; the parts are what has been done since.
 """
 
 from __future__ import annotations
@@ -60,8 +61,7 @@ def evaluation_loss(metrics: Path) -> float:
     return float([record["eval_loss"] for record in records if "eval_loss" in record][-1])
 
 
-def main(config: Path, checkpoint: Path, export: Path, times: dict[str, float]) -> int:
-    started = time.monotonic()
+def main(config: Path, checkpoint: Path, export: Path, started: float, times: dict[str, float]) -> int:
     work = export.parent
     tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
     held_out = work / "held_out.jsonl"
@@ -78,14 +78,15 @@ def main(config: Path, checkpoint: Path, export: Path, times: dict[str, float]) 
 
     loss = evaluation_loss(work / "run/metrics.jsonl")
     entropy = unigram_entropy(tokenizer, held_out)
-    times["verification"] = time.monotonic() - started
+    total = time.time() - started
+    times["verification"] = total - sum(times.values())
     rows = {
         "loss on held-out text": f"{loss:.3f} nats per token",
         "unigram entropy of that text": f"{entropy:.3f} nats per token",
         "difference": f"{entropy - loss:.3f} (required: {REQUIRED_GAIN})",
         "logits, hp against transformers": f"largest difference {difference:g} (required: 0)",
         **{part: f"{seconds:.0f} s" for part, seconds in times.items()},
-        "total": f"{sum(times.values()):.0f} s",
+        "total": f"{total:.0f} s",
     }
     print()
     for name, value in rows.items():
@@ -94,5 +95,6 @@ def main(config: Path, checkpoint: Path, export: Path, times: dict[str, float]) 
 
 
 if __name__ == "__main__":
-    parts = {name: float(seconds) for name, seconds in (argument.split("=") for argument in sys.argv[4:])}
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), parts))
+    config, checkpoint, export = map(Path, sys.argv[1:4])
+    parts = {name: float(seconds) for name, seconds in (argument.split("=") for argument in sys.argv[5:])}
+    sys.exit(main(config, checkpoint, export, float(sys.argv[4]), parts))
