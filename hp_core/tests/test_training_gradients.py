@@ -14,9 +14,9 @@ from torch.distributed.tensor import Shard as DShard
 
 from hp_core import Mesh, MeshAxis, ParamFragment, PlanFragment, Precision, Replicate, Shard
 from hp_core.mesh import plan_mesh
-from hp_core.plan import merge_fragments
+from hp_core.plan import local_part, merge_fragments
 from hp_core.testing import RankPools
-from hp_core.training.gradients import clip_gradients, gradient_norm, local, reduce_partial_gradients
+from hp_core.training.gradients import clip_gradients, gradient_norm, reduce_partial_gradients
 
 FP32 = Precision(torch.float32, torch.float32, torch.float32)
 SHARD_AXIS = MeshAxis("dp_shard", "data", "size")
@@ -76,7 +76,7 @@ def norm_and_clip(shard: int, max_norm: float) -> tuple[float, float]:
     norm = gradient_norm(model, mesh, plan)
     clip_gradients(model, norm, max_norm)
     assert isinstance(model.sharded.grad, DTensor)
-    values = torch.cat([local(model.sharded.grad).flatten(), model.whole.grad.flatten()])
+    values = torch.cat([local_part(model.sharded.grad).flatten(), model.whole.grad.flatten()])
     assert bool((values == values[0]).all())
     return norm.item(), values[0].item()
 

@@ -15,6 +15,12 @@ from hp_core.models.checkpoint_files import open_checkpoint
 from hp_core.models.dtypes import dtype_name
 from hp_core.models.source import CheckpointSource
 
+ASSETS_FOLDER = "hf"
+"""The folder of a training checkpoint that holds them."""
+
+MODEL_PREFIX = "model."
+"""What stands before the FQN of a parameter or buffer in a training checkpoint."""
+
 WEIGHTS_FILE = "weights.json"
 _GENERATION_FILE = "generation_config.json"
 _COPIED = (

@@ -22,16 +22,13 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from hp_core.errors import CheckpointError
-from hp_core.models.assets import WEIGHTS_FILE, ExportFacts
+from hp_core.models.assets import ASSETS_FOLDER, MODEL_PREFIX, WEIGHTS_FILE, ExportFacts
 from hp_core.models.auto import HyperAutoModelForCausalLM
 from hp_core.models.blocks import decoder_blocks
 from hp_core.models.checkpoint_files import INDEX_FILE
 from hp_core.models.conversion import resolve
 from hp_core.models.dtypes import dtype_name, most_common_dtype, parse_dtype
 from hp_core.models.source import CONFIG_FILE, one_line
-
-ASSETS_FOLDER = "hf"
-_PREFIX = "model."
 
 
 def export_hf(checkpoint: Path, out: Path, dtype: str | None = None, max_shard_size: str = "5GB") -> None:
@@ -127,7 +124,7 @@ def _exported_entries(template: PreTrainedModel) -> dict[str, str]:
     state = template.state_dict(keep_vars=True)
     entries: dict[str, str] = {}
     for fqn, tensor in state.items():
-        entry = _PREFIX + first_names.get(id(tensor), fqn)
+        entry = MODEL_PREFIX + first_names.get(id(tensor), fqn)
         is_alias = fqn in tied and state[tied[fqn]] is tensor
         if not is_alias and fqn not in ignored and entry not in entries.values():
             entries[fqn] = entry

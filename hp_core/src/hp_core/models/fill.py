@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from hp_core.models.auto import weight_source
@@ -15,7 +14,7 @@ from hp_core.models.init import init_shards
 from hp_core.models.source import CheckpointSource
 from hp_core.models.weight_checks import LoadReport
 from hp_core.models.weights import load_checkpoint
-from hp_core.plan import ShardingPlan
+from hp_core.plan import ShardingPlan, local_part
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +37,7 @@ def load_weights(model: nn.Module, plan: ShardingPlan, template: PreTrainedModel
     params = dict(model.named_parameters())
 
     def write(fqn: str, value: torch.Tensor) -> None:
-        param = params[fqn].detach()
-        local = param.to_local() if isinstance(param, DTensor) else param
-        local.copy_(value)
+        local_part(params[fqn].detach()).copy_(value)
 
     init_shards(template, plan, rank, seed, write, names)
 

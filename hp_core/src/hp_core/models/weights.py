@@ -10,13 +10,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from hp_core.models.checkpoint_files import FileTensor, open_checkpoint
 from hp_core.models.conversion import ALL, Recipe, resolve
 from hp_core.models.weight_checks import LoadReport, check_match, drop_equal_ties
-from hp_core.plan import ShardingPlan
+from hp_core.plan import ShardingPlan, local_part
 
 NUM_READERS = 4
 """Threads of a rank that read and convert: while one waits for storage, others compute."""
@@ -72,7 +71,7 @@ def _find_parts(model: nn.Module, plan: ShardingPlan, template: PreTrainedModel,
     params = dict(model.named_parameters())
     for fqn, param_plan in plan.params.items():
         param = params[fqn].detach()
-        part = _Part(param.to_local() if isinstance(param, DTensor) else param, plan.slices(fqn, rank))
+        part = _Part(local_part(param), plan.slices(fqn, rank))
         assert part.local.shape == tuple(s.stop - s.start for s in part.slices), (fqn, part.local.shape, part.slices)
         parts.update(dict.fromkeys((fqn, *param_plan.tied_names), part))
     buffers = dict(model.named_buffers())

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from torch.distributed.tensor import DTensor
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -49,3 +52,8 @@ def local_slices(
             first = min(start + chunk * coordinates[axis], stop)
             bounds[placement.dim] = (first, min(first + chunk, stop))
     return tuple(slice(start, stop) for start, stop in bounds)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's values of a tensor that may be a DTensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_core.config import RawConfig
+from hp_core.config.build import STRATEGIES
 from hp_core.errors import PluginError
 from hp_core.plugins.index import FoundPlugin, PluginIndex
 
 logger = logging.getLogger(__name__)
-
-STRATEGIES = "strategies"
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hp_core.errors import CheckpointError
+from hp_core.models.assets import ASSETS_FOLDER, MODEL_PREFIX
 from hp_core.training.determinism import rng_state, set_rng_state
 
 TRAINER_FILE = "trainer.json"
-ASSETS_FOLDER = "hf"
 LATEST = "LATEST"
 _COMPLETE = re.compile(r"step-\d+")
 
@@ -198,7 +198,7 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def _model_state(model: nn.Module) -> dict[str, Any]:
     """Parameters and persistent buffers; the further names of a shared parameter left out."""
     aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - dict(model.named_parameters()).keys()
-    return {f"model.{fqn}": value for fqn, value in get_model_state_dict(model).items() if fqn not in aliases}
+    return {MODEL_PREFIX + fqn: value for fqn, value in get_model_state_dict(model).items() if fqn not in aliases}
 
 
 def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

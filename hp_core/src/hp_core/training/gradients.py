@@ -7,15 +7,9 @@ from collections import defaultdict
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from hp_core.mesh import Mesh
-from hp_core.plan import ShardingPlan
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's values of a tensor that may be a DTensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+from hp_core.plan import ShardingPlan, local_part
 
 
 @torch.no_grad()
@@ -32,7 +26,7 @@ def reduce_partial_gradients(model: nn.Module, mesh: Mesh, plan: ShardingPlan) -
         if axes and parameters[fqn].requires_grad:
             buckets[axes, parameters[fqn].dtype].append(parameters[fqn])
     for (axes, _), params in sorted(buckets.items(), key=lambda item: str(item[0])):
-        grads = [torch.zeros_like(local(p)) if p.grad is None else local(p.grad) for p in params]
+        grads = [torch.zeros_like(local_part(p)) if p.grad is None else local_part(p.grad) for p in params]
         used = grads[0].new_tensor([float(p.grad is not None) for p in params])
         flat = torch.cat([used, *(grad.flatten() for grad in grads)])
         for axis in axes:
@@ -54,7 +48,7 @@ def gradient_norm(model: nn.Module, mesh: Mesh, plan: ShardingPlan) -> torch.Ten
     squares = []
     for fqn, param in model.named_parameters():
         if param.grad is not None and plan.owns(fqn, mesh.rank):
-            squares.append(local(param.grad).float().square().sum())
+            squares.append(local_part(param.grad).float().square().sum())
     device = torch.device(mesh.device_type)
     total = torch.stack([s.to(device) for s in squares]).sum() if squares else torch.zeros((), device=device)
     dist.all_reduce(total)
@@ -67,7 +61,7 @@ def clip_gradients(model: nn.Module, norm: torch.Tensor, max_norm: float) -> Non
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for param in model.parameters():
         if param.grad is not None:
-            grad = local(param.grad)
+            grad = local_part(param.grad)
             grad.mul_(scale.to(grad.device))
 
 
@@ -75,6 +69,6 @@ def clip_gradients(model: nn.Module, norm: torch.Tensor, max_norm: float) -> Non
 def first_non_finite(model: nn.Module) -> str | None:
     """The first parameter, in model order, whose gradient on this rank holds a NaN or an infinity."""
     for fqn, param in model.named_parameters():
-        if param.grad is not None and not torch.isfinite(local(param.grad)).all():
+        if param.grad is not None and not torch.isfinite(local_part(param.grad)).all():
             return fqn
     return None

@@ -44,12 +44,3 @@ def step_denominators(micro_batches: list[Batch], group: dist.ProcessGroup, devi
     tokens = torch.tensor(sum(batch.num_valid_tokens for batch in micro_batches), dtype=torch.int64, device=device)
     dist.all_reduce(tokens, group=group)
     return {"tokens": int(tokens), "micro_batches": len(micro_batches)}
-
-
-def weigh(terms: Mapping[str, Term], denominators: Mapping[Unit, int]) -> torch.Tensor:
-    """This rank's share of the step's loss: its gradients, summed over ranks and micro-batches, are the loss's own.
-
-    A step without a single valid token has loss 0.
-    """
-    shares = [term.total / max(denominators[term.per], 1) for _, term in sorted(terms.items())]
-    return torch.stack(shares).sum()

@@ -15,7 +15,7 @@ from hp_core.data import Batch
 from hp_core.mesh import Mesh
 from hp_core.plan import ShardingPlan
 from hp_core.training.gradients import reduce_partial_gradients
-from hp_core.training.loss import Term, step_denominators, weigh
+from hp_core.training.loss import Term, step_denominators
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,15 @@ class LossSum:
         self._shares: dict[str, torch.Tensor] = {}
 
     def add(self, terms: Mapping[str, Term]) -> torch.Tensor:
-        """Record the terms of a micro-batch; returns this rank's share of the step's loss, to call backward on."""
-        for name, term in terms.items():
-            share = term.total.detach().float() / max(self._denominators[term.per], 1)
-            self._shares[name] = self._shares.get(name, 0) + share
-        return weigh(terms, self._denominators)
+        """Record the terms of a micro-batch; returns this rank's share of the step's loss, to call backward on.
+
+        Its gradients, summed over ranks and micro-batches, are those of the step's loss. A step without a single
+        valid token has loss 0.
+        """
+        shares = {name: term.total / max(self._denominators[term.per], 1) for name, term in sorted(terms.items())}
+        for name, share in shares.items():
+            self._shares[name] = self._shares.get(name, 0) + share.detach().float()
+        return torch.stack(list(shares.values())).sum()
 
     def result(self) -> StepLoss:
         """The step's loss. Collective."""
@@ -80,9 +84,7 @@ def accumulate_gradients(
 
     Collective. The denominators are counted before the first backward (see `Term`).
     """
-    device = torch.device(mesh.device_type)
-    micro_batches = [calls.shard_batch(batch.to(device)) for batch in micro_batches]
-    losses = LossSum(micro_batches, mesh, device)
+    micro_batches, losses = _begin_step(micro_batches, mesh, calls)
     for index, batch in enumerate(micro_batches):
         calls.begin_micro_batch(index, len(micro_batches))
         outputs = model(**model_inputs(model, batch))
@@ -94,9 +96,14 @@ def accumulate_gradients(
 @torch.no_grad()
 def evaluate_step(model: nn.Module, micro_batches: list[Batch], mesh: Mesh, calls: PluginCalls) -> StepLoss:
     """The loss of one step's micro-batches without gradients. Collective."""
-    device = torch.device(mesh.device_type)
-    micro_batches = [calls.shard_batch(batch.to(device)) for batch in micro_batches]
-    losses = LossSum(micro_batches, mesh, device)
+    micro_batches, losses = _begin_step(micro_batches, mesh, calls)
     for batch in micro_batches:
         losses.add(calls.compute_loss(model(**model_inputs(model, batch)), batch))
     return losses.result()
+
+
+def _begin_step(micro_batches: list[Batch], mesh: Mesh, calls: PluginCalls) -> tuple[list[Batch], LossSum]:
+    """This rank's parts of the micro-batches, on its device, and the sum that their losses go into. Collective."""
+    device = torch.device(mesh.device_type)
+    mine = [calls.shard_batch(batch.to(device)) for batch in micro_batches]
+    return mine, LossSum(mine, mesh, device)
