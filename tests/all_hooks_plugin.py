@@ -68,7 +68,7 @@ class AllHooks:
         self.fired.append("hp_plan_sharding")
         assert not plan_so_far
         axis = mesh.storage_batch_axes[0]
-        return PlanFragment({f"{NORM}.weight": ParamFragment({axis: Replicate()}, {axis: Partial()})})
+        return PlanFragment({f"{NORM}.weight": ParamFragment({axis: Replicate()}, grad={axis: Partial()})})
 
     @hookimpl
     def hp_apply_plan(self, model: nn.Module, mesh: Mesh, plan: ShardingPlan) -> None:

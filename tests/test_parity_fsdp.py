@@ -20,9 +20,10 @@ from parity_cases import (
     reference_model,
     slice_rows,
 )
-from torch.distributed.tensor import DTensor
 
 from hp_core import pipeline
+from hp_core.pipeline import Session
+from hp_core.runtime import whole_tensor
 from hp_core.testing import RankPools, assert_close_gradients
 from hp_core.training.device import select_device
 from hp_core.training.step import accumulate_gradients
@@ -135,19 +136,18 @@ def train_ranks(
     rows = ROWS // session.mesh.data_size // num_micro
     first = session.mesh.data_rank * rows * num_micro
     optimizer = torch.optim.SGD(session.model.parameters(), lr=LR)
+    parameters = dict(session.model.named_parameters())
     losses, gradients = [], {}
     for step in range(steps):
         batch = global_batch(case, seed=step)
         micro = [slice_rows(batch, slice(first + i * rows, first + (i + 1) * rows)) for i in range(num_micro)]
         losses.append(accumulate_gradients(session.model, micro, session.mesh, session.plan, session.calls).loss)
         if step == 0:
-            gradients = {n: full(p.grad) for n, p in session.model.named_parameters() if p.grad is not None}
+            gradients = {n: whole(session, n, p.grad) for n, p in parameters.items() if p.grad is not None}
         optimizer.step()
         optimizer.zero_grad()
-    return losses, gradients, {n: full(p.detach()) for n, p in session.model.named_parameters()}
+    return losses, gradients, {n: whole(session, n, p.detach()) for n, p in parameters.items()}
 
 
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor.clone()
-    return tensor.full_tensor()
+def whole(session: Session, fqn: str, stored: torch.Tensor) -> torch.Tensor:
+    return whole_tensor(stored, session.plan, fqn).clone()

@@ -133,6 +133,7 @@ def start_launcher(ranks: Ranks, case: str, folder: Path, errors: Path) -> BaseP
 def run_launcher(ranks: Ranks, case: str, folder: Path, errors: Path) -> None:
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     sys.exit(launch(ranks, [STAND_IN, case, str(folder)]))
 
 

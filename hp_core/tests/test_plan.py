@@ -21,7 +21,7 @@ from hp_core import (
     ShardingPlan,
 )
 from hp_core.mesh import MeshSpec, plan_mesh
-from hp_core.plan import local_slices, merge_fragments
+from hp_core.plan import local_chunks, merge_fragments
 
 FP32 = Precision(torch.float32, torch.float32, torch.float32)
 MESH = plan_mesh(8, [(MeshAxis("tp", "model", "s"), 2), (MeshAxis("dp_shard", "data", "s"), 2)])
@@ -98,7 +98,8 @@ def test_chunks_are_those_of_torch_chunk_and_cover_every_row_once(rows: int, siz
     parts = []
     for point in product(*(range(size) for size in sizes.values())):
         coordinates = dict(zip(sizes, point, strict=True))
-        part = tensor[local_slices((rows,), layout, sizes, coordinates)]
+        (chunk,) = local_chunks((rows,), layout, sizes, coordinates)
+        part = tensor[chunk.whole]
         expected = tensor
         for axis, size in sizes.items():
             chunks = expected.chunk(size) if expected.numel() else (expected,)
@@ -115,7 +116,8 @@ def test_every_element_has_exactly_one_owner() -> None:
         counts = torch.zeros(param.shape)
         for rank in range(MESH.world_size):
             if plan.owns(fqn, rank):
-                counts[plan.slices(fqn, rank)] += 1
+                for chunk in plan.chunks(fqn, rank):
+                    counts[chunk.whole] += 1
         assert torch.equal(counts, torch.ones(param.shape)), fqn
 
 

@@ -66,7 +66,7 @@ def norm_and_clip(shard: int, max_norm: float) -> tuple[float, float]:
     model = Weights(sharded=torch.zeros(4, 4), whole=torch.zeros(4, 4))
     fragment = PlanFragment(
         {
-            "sharded": ParamFragment({"dp_shard": Shard(0)}, {"dp_shard": Shard(0), "dp_replicate": Replicate()}),
+            "sharded": ParamFragment({"dp_shard": Shard(0)}, grad={"dp_shard": Shard(0), "dp_replicate": Replicate()}),
         }
     )
     plan = merge_fragments(model, spec, FP32, [("alpha", fragment)])
@@ -91,10 +91,9 @@ def norm_of_rows(rows: int) -> float:
     spec = plan_mesh(dist.get_world_size(), [(SHARD_AXIS, None)])
     mesh = Mesh(spec, "cpu")
     model = Weights(sharded=torch.zeros(6, 1))
-    fragment = PlanFragment({"sharded": ParamFragment({"dp_shard": Shard(0)}, {"dp_shard": Shard(0)})})
+    fragment = PlanFragment({"sharded": ParamFragment({"dp_shard": Shard(0)}, grad={"dp_shard": Shard(0)})})
     plan = merge_fragments(model, spec, FP32, [("alpha", fragment)])
-    part = plan.slices("sharded", mesh.rank)
-    model.sharded = nn.Parameter(torch.zeros(6, 1)[part])
+    model.sharded = nn.Parameter(plan.part("sharded", mesh.rank, torch.zeros(6, 1)))
     if rows and model.sharded.numel():
         model.sharded.grad = torch.ones_like(model.sharded)
     return gradient_norm(model, mesh, plan).item()

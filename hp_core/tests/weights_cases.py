@@ -66,7 +66,7 @@ def make_local_model(template: PreTrainedModel, plan: ShardingPlan, rank: int) -
     """`template` with parameters of the size of this rank's parts, allocated and full of sevens."""
     model = deepcopy(template)
     for fqn, param in model.named_parameters():
-        size = [part.stop - part.start for part in plan.slices(fqn, rank)]
+        size = plan.local_shape(fqn, rank)
         swap_tensors(param, nn.Parameter(torch.empty(size, dtype=param.dtype, device="meta"), param.requires_grad))
     materialize(model, plan, "cpu")
     with torch.no_grad():
@@ -81,7 +81,7 @@ def assert_is_part(plan: ShardingPlan, rank: int, model: nn.Module, whole: nn.Mo
     mine, reference = model.state_dict(), whole.state_dict()
     assert mine.keys() == reference.keys()
     for name, value in reference.items():
-        expected = value[plan.slices(canonical[name], rank)] if name in canonical else value
+        expected = plan.part(canonical[name], rank, value) if name in canonical else value
         assert mine[name].dtype == expected.dtype, name
         assert torch.equal(mine[name], expected), name
         assert mine[name].untyped_storage().nbytes() == expected.numel() * expected.itemsize, name

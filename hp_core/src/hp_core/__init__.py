@@ -10,6 +10,9 @@ from hp_core.errors import ConfigError, HpError, ModelError, PlacementError, Pla
 from hp_core.hookspecs import hookimpl
 from hp_core.mesh import Mesh, MeshAxis, MeshSpec
 from hp_core.plan import (
+    EVERY,
+    Boundary,
+    Edge,
     Layout,
     ParamFragment,
     ParamPlan,
@@ -20,16 +23,24 @@ from hp_core.plan import (
     Replicate,
     Shard,
     ShardingPlan,
+    enter,
+    leave,
+    outside,
+    within,
 )
+from hp_core.runtime import axis_group, inject
 from hp_core.training import Term
 
 if TYPE_CHECKING:
     from hp_core.models import decoder_blocks
 
 __all__ = [
+    "EVERY",
     "IGNORE_INDEX",
     "Batch",
+    "Boundary",
     "ConfigError",
+    "Edge",
     "HpError",
     "Layout",
     "Mesh",
@@ -50,8 +61,14 @@ __all__ = [
     "ShardingPlan",
     "Term",
     "WeightsError",
+    "axis_group",
     "decoder_blocks",
+    "enter",
     "hookimpl",
+    "inject",
+    "leave",
+    "outside",
+    "within",
 ]
 
 

@@ -91,7 +91,9 @@ def hp_begin_micro_batch(model: nn.Module, index: int, count: int, options: Any)
 
 
 @hookspec
-def hp_compute_loss(outputs: Any, batch: Batch, mesh: Mesh, options: Any) -> Mapping[str, Term] | None:
+def hp_compute_loss(
+    outputs: Any, batch: Batch, mesh: Mesh, plan: ShardingPlan, options: Any
+) -> Mapping[str, Term] | None:
     """Give named loss terms, each a sum over this rank's share and what it is to be divided by.
 
     The same term from two plugins is an error; core supplies `ce` when nobody does.

@@ -93,6 +93,11 @@ class MeshSpec:
         """The same ranks as `batch_axes`, as the storage view names them."""
         return tuple(name for name in self.storage.names if self.roles[name] == "data")
 
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """Axes that split the model itself: their ranks hold different parts of it."""
+        return tuple(name for name in self.storage.names if self.roles[name] == "model")
+
     def describe(self) -> str:
         """The mesh in words, with the groups of rank 0."""
         lines = [f"mesh of {self.world_size} ranks"]

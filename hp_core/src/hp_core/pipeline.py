@@ -35,6 +35,7 @@ from hp_core.models import (
 )
 from hp_core.plan import PlanFragment, Precision, ShardingPlan, merge_fragments
 from hp_core.plugins import PluginSet, find_plugins, load_plugins, select_plugins
+from hp_core.runtime import compute_on_local_tensors, distribute_parameters, install_boundaries
 from hp_core.training.activation_checkpoint import apply_activation_checkpoint
 from hp_core.training.determinism import enable_full_determinism, seed_everything
 from hp_core.training.device import RankDevice, select_device, start_process_group
@@ -108,7 +109,7 @@ def prepare(loaded: Loaded, device: RankDevice) -> Session:
     fill_weights(model, template, mesh, plan, config, plugins, device)
     model.train()
     seed_everything(config.training.seed, stream=batch_stream(mesh))
-    return Session(config, plugins, mesh, template, plan, model, plugin_calls(model, mesh, plugins), device)
+    return Session(config, plugins, mesh, template, plan, model, plugin_calls(model, mesh, plan, plugins), device)
 
 
 def make_plan(model: nn.Module, mesh: MeshSpec, config: RunConfig, plugins: PluginSet) -> ShardingPlan:
@@ -182,12 +183,21 @@ def agree(config: RunConfig, plugins: PluginSet, plan: ShardingPlan) -> None:
 
 
 def apply_plan(model: nn.Module, mesh: Mesh, plan: ShardingPlan, config: RunConfig, plugins: PluginSet) -> nn.Module:
-    """Install activation checkpointing, then let each strategy do its part, in configured order."""
+    """Split the parameters over the model axes, install what the plan says, then let each strategy do its part.
+
+    From the inside out, a block's forward: HF's own on local tensors, activation checkpointing, boundaries, FSDP.
+    """
     mode = config.activation_checkpoint.mode
     blocks = decoder_blocks(model)
     if mode != "off" and not blocks:
         raise ModelError(f"activation_checkpoint.mode: {mode}, but {type(model).__name__} has no repeated blocks")
+    for fqn, attributes in plan.attributes.items():
+        for name, value in attributes.items():
+            setattr(model.get_submodule(fqn), name, value)
+    distribute_parameters(model, mesh, plan)
+    compute_on_local_tensors(model, blocks, mesh, plan)
     apply_activation_checkpoint(blocks, mode)
+    install_boundaries(model, mesh, plan)
     for name in plugins.names:
         model = plugins.call_one(name, "hp_apply_plan", model=model, mesh=mesh, plan=plan) or model
     return model
@@ -216,7 +226,7 @@ def batch_stream(mesh: Mesh) -> int:
     return stream
 
 
-def plugin_calls(model: nn.Module, mesh: Mesh, plugins: PluginSet) -> PluginCalls:
+def plugin_calls(model: nn.Module, mesh: Mesh, plan: ShardingPlan, plugins: PluginSet) -> PluginCalls:
     """The hooks of a step, bound to this run."""
 
     def shard_batch(batch: Batch) -> Batch:
@@ -230,7 +240,7 @@ def plugin_calls(model: nn.Module, mesh: Mesh, plugins: PluginSet) -> PluginCall
     def compute_loss(outputs: Any, batch: Batch) -> Mapping[str, Term]:
         terms: dict[str, Term] = {}
         owners: dict[str, str] = {}
-        for name, more in plugins.call("hp_compute_loss", outputs=outputs, batch=batch, mesh=mesh):
+        for name, more in plugins.call("hp_compute_loss", outputs=outputs, batch=batch, mesh=mesh, plan=plan):
             for term in more:
                 if term in owners:
                     raise PluginError(f'the loss term "{term}" is computed by both "{owners[term]}" and "{name}"')

@@ -64,7 +64,7 @@ def init_shards(
                                 f"{type(owner).__name__}: _init_weights gives no values to parameter {wanted[key]}. "
                                 "Write it there, or give it values in the constructor."
                             )
-                        write(wanted[key], value[plan.slices(wanted[key], rank)].clone())
+                        write(wanted[key], plan.part(wanted[key], rank, value))
 
 
 class _Parameters:

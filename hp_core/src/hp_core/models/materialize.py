@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import swap_tensors
 
-from hp_core.plan import ShardingPlan
+from hp_core.plan import ShardingPlan, as_stored
 
 
 def materialize(model: nn.Module, plan: ShardingPlan, device: torch.device | str) -> None:
@@ -32,12 +32,4 @@ def _allocate(param: nn.Parameter, device: torch.device | str) -> torch.Tensor:
     with torch.no_grad():
         if not isinstance(param, DTensor):
             return torch.empty_like(param, device=device)
-        local = torch.empty_like(param.to_local(), device=device)
-        return DTensor.from_local(
-            local,
-            param.device_mesh,
-            param.placements,
-            run_check=False,
-            shape=param.shape,
-            stride=param.stride(),
-        )
+        return as_stored(torch.empty_like(param.to_local(), device=device), param)

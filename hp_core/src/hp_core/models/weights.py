@@ -59,55 +59,55 @@ def load_checkpoint(
 
 @dataclass(frozen=True)
 class _Part:
-    """This rank's part of a parameter or buffer: where it is to be written, and which part of the whole it is."""
+    """A block that this rank holds of a parameter or buffer: where it is to be written, and where it is in the whole."""
 
     local: torch.Tensor
     slices: tuple[slice, ...]
 
 
-def _find_parts(model: nn.Module, plan: ShardingPlan, template: PreTrainedModel, rank: int) -> dict[str, _Part]:
-    """The parts under every name that the state dict of `template` has for them."""
-    parts = {}
+def _find_parts(model: nn.Module, plan: ShardingPlan, template: PreTrainedModel, rank: int) -> dict[str, list[_Part]]:
+    """The parts under every name that the state dict of `template` has for them; those with elements."""
+    parts: dict[str, list[_Part]] = {}
     params = dict(model.named_parameters())
     for fqn, param_plan in plan.params.items():
-        param = params[fqn].detach()
-        part = _Part(local_part(param), plan.slices(fqn, rank))
-        assert part.local.shape == tuple(s.stop - s.start for s in part.slices), (fqn, part.local.shape, part.slices)
-        parts.update(dict.fromkeys((fqn, *param_plan.tied_names), part))
+        local = local_part(params[fqn].detach())
+        assert local.shape == plan.local_shape(fqn, rank), (fqn, local.shape, plan.local_shape(fqn, rank))
+        mine = [_Part(local[chunk.local], chunk.whole) for chunk in plan.chunks(fqn, rank)]
+        parts.update(dict.fromkeys((fqn, *param_plan.tied_names), [part for part in mine if part.local.numel()]))
     buffers = dict(model.named_buffers())
     for fqn in template.state_dict().keys() - parts.keys():
-        parts[fqn] = _Part(buffers[fqn], tuple(slice(0, size) for size in buffers[fqn].shape))
+        parts[fqn] = [_Part(buffers[fqn], tuple(slice(0, size) for size in buffers[fqn].shape))]
     return parts
 
 
 def _fill(
-    recipe: Recipe, template: PreTrainedModel, files: Mapping[str, FileTensor], parts: Mapping[str, _Part]
+    recipe: Recipe, template: PreTrainedModel, files: Mapping[str, FileTensor], parts: Mapping[str, list[_Part]]
 ) -> None:
     """Write this rank's parts of everything that `recipe` makes."""
-    wanted = {fqn: parts[fqn] for fqn in recipe.shapes if parts[fqn].local.numel()}
+    wanted = [(fqn, part) for fqn in recipe.shapes for part in parts[fqn]]
     if not wanted:
         return
     if recipe.converter is None:
-        part = wanted[recipe.target]
-        part.local.copy_(files[recipe.source_names[0]].data[part.slices])
+        for _, part in wanted:
+            part.local.copy_(files[recipe.source_names[0]].data[part.slices])
         return
     # transformers casts before it converts; a dequantisation would differ the other way round.
-    dtype = parts[recipe.target].local.dtype
-    for rows in _blocks(recipe, wanted, dtype):
+    dtype = wanted[0][1].local.dtype
+    for rows in _blocks(recipe, [part for _, part in wanted], dtype):
         made = recipe.make(template, lambda name, rows: files[name].rows(rows).to(dtype), rows)
-        for fqn, part in wanted.items():
-            _write_rows(part, made.pop(fqn), rows.start or 0)
+        for fqn, part in wanted:
+            _write_rows(part, made[fqn], rows.start or 0)
 
 
-def _blocks(recipe: Recipe, wanted: Mapping[str, _Part], dtype: torch.dtype) -> Iterator[slice]:
+def _blocks(recipe: Recipe, wanted: list[_Part], dtype: torch.dtype) -> Iterator[slice]:
     """The rows to convert at a time: those that are wanted, block by block, or all where rows cannot be told apart."""
     if not recipe.splits_by_rows:
         yield ALL
         return
     row_bytes = sum(math.prod(shape[1:]) for shape in recipe.shapes.values()) * dtype.itemsize
     step = max(1, BLOCK_BYTES // max(1, row_bytes))
-    last = max(part.slices[0].stop for part in wanted.values())
-    for first in range(min(part.slices[0].start for part in wanted.values()), last, step):
+    last = max(part.slices[0].stop for part in wanted)
+    for first in range(min(part.slices[0].start for part in wanted), last, step):
         yield slice(first, min(first + step, last))
 
 

@@ -11,7 +11,8 @@ from types import MappingProxyType
 import torch
 
 from hp_core.mesh import MeshSpec
-from hp_core.plan.placements import Layout, Partial, Shard, local_slices
+from hp_core.plan.boundaries import Boundary
+from hp_core.plan.placements import Chunk, Layout, Partial, Shard, local_chunks
 
 
 @dataclass(frozen=True)
@@ -27,31 +28,48 @@ class Precision:
 class ParamFragment:
     """What one strategy says of one parameter, for the axes that it owns.
 
-    `layout` is where the values lie. `grad` is the gradient's layout after backward: an axis that the strategy
-    has reduced itself is not `Partial` there. `offload`: values and optimizer state live on the CPU.
+    `layout` is where the values lie. `compute`, for a model axis, is what the rank computes with where that is not
+    what it holds: a `Replicate(groups=...)`, or `Partial`, which gives the values to the axis' first rank and zeros
+    to the others (a bias that is added before a sum). `grad` is the gradient's layout after backward: an axis that
+    the strategy has reduced itself is not `Partial` there. `offload`: values and optimizer state live on the CPU.
+    `source` says why, for people: an HF plan key, a rule.
     """
 
     layout: Layout = field(default_factory=dict)
+    compute: Layout = field(default_factory=dict)
     grad: Layout = field(default_factory=dict)
     offload: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True)
 class PlanFragment:
-    """A strategy's contribution to the plan: parameter FQN to fragment. `precision` is what the strategy will cast
-    to, None when it casts nothing; at most one strategy casts."""
+    """A strategy's contribution to the plan.
+
+    `params`: parameter FQN to fragment. `boundaries`: module FQN to what crosses the module's edge. `injections`:
+    module FQN to a name for the code that the strategy will put inside (in `hp_apply_plan`). `attributes`: module FQN
+    to attributes that get another value, such as a number of heads. `precision` is what the strategy will cast to,
+    None when it casts nothing; at most one strategy casts. `notes` are for the people who read the plan.
+    """
 
     params: Mapping[str, ParamFragment] = field(default_factory=dict)
+    boundaries: Mapping[str, Boundary] = field(default_factory=dict)
+    injections: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     precision: Precision | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ParamPlan:
-    """One parameter. `layout` and `grad` name every axis of the storage view; `sources` says who said so."""
+    """One parameter. `layout` and `grad` name every axis of the storage view, model axes first, as they split a dim;
+    `compute` only those on which the rank computes with something else (see `ParamFragment`). `sources` says, per
+    axis, who said so."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     layout: Layout
+    compute: Layout
     grad: Layout
     sources: Mapping[str, str]
     tied_names: tuple[str, ...] = ()
@@ -65,17 +83,45 @@ class ParamPlan:
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Everything that apply, weights, reduction, clipping and checkpoints need to know. Data, no behaviour."""
+    """Everything that apply, weights, reduction, clipping and checkpoints need to know. Data, no behaviour.
+
+    `boundaries` has those of a module in the configured order of strategies: inputs pass them in this order, outputs
+    in the reverse.
+    """
 
     mesh: MeshSpec
     precision: Precision
     params: Mapping[str, ParamPlan]
+    boundaries: Mapping[str, tuple[Boundary, ...]] = field(default_factory=dict)
+    injections: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
-    def slices(self, fqn: str, rank: int) -> tuple[slice, ...]:
-        """The part of parameter `fqn` that `rank` holds: one slice per dim of the global tensor."""
+    def of(self, name: str) -> ParamPlan:
+        """The plan of a parameter by any of its names. Raises KeyError for an unknown one."""
+        if name in self.params:
+            return self.params[name]
+        for param in self.params.values():
+            if name in param.tied_names:
+                return param
+        raise KeyError(name)
+
+    def chunks(self, fqn: str, rank: int) -> tuple[Chunk, ...]:
+        """The blocks of parameter `fqn` that `rank` holds."""
         param = self.params[fqn]
         view = self.mesh.storage
-        return local_slices(param.shape, param.layout, dict(view.axes), view.coordinates(rank))
+        return local_chunks(param.shape, param.layout, dict(view.axes), view.coordinates(rank))
+
+    def local_shape(self, fqn: str, rank: int) -> tuple[int, ...]:
+        """Shape of what `rank` holds of parameter `fqn`."""
+        return tuple(s.stop for s in self.chunks(fqn, rank)[-1].local)
+
+    def part(self, fqn: str, rank: int, whole: torch.Tensor) -> torch.Tensor:
+        """What `rank` holds of parameter `fqn`, copied from a tensor that has all of it."""
+        part = whole.new_empty(self.local_shape(fqn, rank))
+        for chunk in self.chunks(fqn, rank):
+            part[chunk.local] = whole[chunk.whole]
+        return part
 
     def owns(self, fqn: str, rank: int) -> bool:
         """Whether `rank` counts its part of `fqn` in sums over all elements: exactly one holder of each does."""
@@ -94,14 +140,22 @@ class ShardingPlan:
                 fqn: {
                     "shape": list(param.shape),
                     "dtype": str(param.dtype),
-                    "layout": {axis: str(p) for axis, p in param.layout.items()},
-                    "grad": {axis: str(p) for axis, p in param.grad.items()},
+                    "layout": _words(param.layout),
+                    "compute": _words(param.compute),
+                    "grad": _words(param.grad),
                     "sources": dict(param.sources),
                     "tied_names": list(param.tied_names),
                     "offload": param.offload,
                 }
                 for fqn, param in sorted(self.params.items())
             },
+            "boundaries": {
+                fqn: [boundary.to_json() for boundary in boundaries]
+                for fqn, boundaries in sorted(self.boundaries.items())
+            },
+            "injections": dict(sorted(self.injections.items())),
+            "attributes": {fqn: dict(sorted(values.items())) for fqn, values in sorted(self.attributes.items())},
+            "notes": list(self.notes),
         }
 
     def digest(self) -> str:
@@ -111,3 +165,7 @@ class ShardingPlan:
 
 def freeze(layout: Layout) -> Layout:
     return MappingProxyType(dict(layout))
+
+
+def _words(layout: Layout) -> dict[str, str]:
+    return {axis: str(placement) for axis, placement in layout.items()}

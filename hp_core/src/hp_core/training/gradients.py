@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hp_core.mesh import Mesh
-from hp_core.plan import ShardingPlan, local_part
+from hp_core.plan import ShardingPlan, as_stored, local_part
 
 
 @torch.no_grad()
@@ -36,7 +36,7 @@ def reduce_partial_gradients(model: nn.Module, mesh: Mesh, plan: ShardingPlan) -
             if is_used:
                 grad.copy_(total.view_as(grad))
                 if param.grad is None:
-                    param.grad = grad
+                    param.grad = as_stored(grad, param)
 
 
 @torch.no_grad()

@@ -1,0 +1,231 @@
+"""Tensor parallelism as a plan: styles of the model's own plan become placements of parameters and boundaries. Pure."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+from torch import nn
+
+from hp_core import (
+    EVERY,
+    Boundary,
+    ConfigError,
+    MeshSpec,
+    ParamFragment,
+    Partial,
+    PlanError,
+    PlanFragment,
+    Replicate,
+    Shard,
+    enter,
+    leave,
+    within,
+)
+from hp_strategies_tp.hf_plan import HfPlan, Style, Styled, read_hf_plan
+from hp_strategies_tp.options import Options
+from hp_strategies_tp.regions import Region, find_regions
+from hp_strategies_tp.rules import complete_plan
+from hp_strategies_tp.styles import (
+    AXIS,
+    column_parameters,
+    expert_parameter,
+    grouped,
+    num_inputs,
+    num_outputs,
+    row_parameters,
+    sharded,
+    summed,
+)
+
+VOCABULARY = "vocabulary-parallel embedding"
+SPLIT_LOGITS = "logits stay split over the vocabulary"
+FEATURES = Shard(-1)
+
+
+def plan_sharding(model: nn.Module, mesh: MeshSpec, options: Options) -> PlanFragment | None:
+    """The tensor-parallel part of the plan; None when one rank has it all."""
+    size = mesh.size(AXIS)
+    if size == 1:
+        for name in ("sequence_parallel", "loss_parallel"):
+            if getattr(options, name):
+                raise ConfigError(f"accelerator.{name}: needs accelerator.tp_size of at least 2, found 1")
+        return None
+    builder = _Builder(model, complete_plan(model, read_hf_plan(model)), size, options)
+    return builder.build()
+
+
+class _Builder:
+    """Collects the fragment, one style after the other."""
+
+    def __init__(self, model: nn.Module, hf_plan: HfPlan, size: int, options: Options) -> None:
+        self.model, self.hf, self.size, self.options = model, hf_plan, size, options
+        self.config = model.config.get_text_config()  # type: ignore[union-attr,operator]
+        self.params: dict[str, ParamFragment] = {}
+        self.boundaries: dict[str, Boundary] = {}
+        self.injections: dict[str, str] = {}
+        self.attributes: dict[str, dict[str, int]] = {}
+        self.regions = find_regions(model, hf_plan.modules)
+
+    def build(self) -> PlanFragment:
+        for fqn, entry in self.hf.parameters.items():
+            param = self.model.get_parameter(fqn)
+            self.claim(fqn, expert_parameter(fqn, param, entry.style, entry.source))
+        for region in self.regions.values():
+            self.add_region(region)
+        in_regions = {fqn for region in self.regions.values() for fqn in (*region.columns, *region.rows)}
+        for fqn, entry in self.hf.modules.items():
+            if fqn not in in_regions:
+                self.add_leaf(fqn, entry)
+        notes = tuple(f"HF plan key {key} matches nothing" for key in self.hf.unused)
+        return PlanFragment(
+            params=self.params,
+            boundaries=self.boundaries,
+            injections=self.injections,
+            attributes=self.attributes,
+            notes=notes,
+        )
+
+    def claim(self, fqn: str, fragment: ParamFragment) -> None:
+        """Record what is said of a parameter. Shared parameters are recorded once, and must agree."""
+        param = self.model.get_parameter(fqn)
+        for name, other in self.params.items():
+            if self.model.get_parameter(name) is param:
+                if (other.layout, other.compute) != (fragment.layout, fragment.compute):
+                    raise PlanError(f"{fqn} is shared with {name}, but the two are split in different ways")
+                return
+        self.params[fqn] = fragment
+
+    def add_boundary(self, fqn: str, boundary: Boundary) -> None:
+        """Record inputs and outputs of a boundary; inputs and outputs of one module may come one after the other."""
+        old = self.boundaries.get(fqn, Boundary(AXIS))
+        self.boundaries[fqn] = Boundary(
+            AXIS, {**old.inputs, **boundary.inputs}, {**old.outputs, **boundary.outputs}, boundary.source or old.source
+        )
+
+    def add_region(self, region: Region) -> None:
+        module = self.model.get_submodule(region.fqn)
+        source = "columns and rows of " + region.fqn.rpartition(".")[2]
+        self.check_heads(region, module)
+        if region.is_whole:
+            first = _first_input(module)
+            self.add_boundary(region.fqn, Boundary(AXIS, {first: enter(Replicate(), Replicate())}, {}, source))
+        for fqn in region.columns:
+            self.add_column(fqn, region)
+        for fqn in region.rows:
+            self.add_row(fqn)
+        if region.is_whole:
+            leaves = {*region.columns, *region.rows}
+            for name, _ in module.named_parameters():
+                fqn = f"{region.fqn}.{name}"
+                if fqn not in self.params and fqn.rpartition(".")[0] not in leaves:
+                    self.claim(fqn, summed(f"inside of region {region.fqn}"))
+
+    def add_column(self, fqn: str, region: Region | None) -> None:
+        entry, module = self.hf.modules[fqn], self.model.get_submodule(fqn)
+        inside = region is not None
+        if region is not None and self.is_grouped(fqn, region):
+            for name, _ in module.named_parameters(recurse=False):
+                self.claim(f"{fqn}.{name}", grouped(self.num_kv_heads, entry.source))
+        else:
+            for name, fragment in column_parameters(fqn, module, entry.source).items():
+                self.claim(name, fragment)
+        inputs, outputs = {}, {}
+        if region is None or not region.is_whole:
+            inputs[EVERY] = enter(Replicate(), Replicate())
+        if entry.style is Style.COLUMN_GATHER:
+            edge = within if inside else leave
+            outputs["0"] = edge(FEATURES, Replicate(), num_outputs(module))
+        elif not inside:
+            raise PlanError(f"{fqn}: {entry.source} splits its outputs, but no module takes them so")
+        if inputs or outputs:
+            self.add_boundary(fqn, Boundary(AXIS, inputs, outputs, entry.source))
+
+    def add_row(self, fqn: str) -> None:
+        entry, module = self.hf.modules[fqn], self.model.get_submodule(fqn)
+        for name, fragment in row_parameters(fqn, module, entry.source).items():
+            self.claim(name, fragment)
+        inputs = {}
+        if entry.style is Style.ROW_SPLIT:
+            inputs[_first_input(module)] = (within if self.parent_is_region(fqn) else enter)(
+                Replicate(), FEATURES, num_inputs(module)
+            )
+        self.add_boundary(fqn, Boundary(AXIS, inputs, {"0": leave(Partial(), Replicate())}, entry.source))
+
+    def add_leaf(self, fqn: str, entry: Styled) -> None:
+        module = self.model.get_submodule(fqn)
+        match entry.style:
+            case Style.COLUMN | Style.COLUMN_GATHER:
+                self.add_column(fqn, None)
+                if module is self.head and self.options.loss_parallel:
+                    self.boundaries[fqn] = replace(self.boundaries[fqn], outputs={})
+                    self.injections[fqn] = SPLIT_LOGITS
+            case Style.ROW | Style.ROW_SPLIT:
+                self.add_row(fqn)
+            case Style.EMBEDDING_ROWS:
+                self.claim(f"{fqn}.weight", sharded(0, entry.source))
+                self.injections[fqn] = VOCABULARY
+                self.add_boundary(fqn, Boundary(AXIS, {}, {"0": leave(Partial(), Replicate())}, entry.source))
+            case Style.EMBEDDING_COLUMNS:
+                self.claim(f"{fqn}.weight", sharded(1, entry.source))
+                length = self.model.get_parameter(f"{fqn}.weight").shape[1]
+                edge = leave(FEATURES, Replicate(), length)
+                self.add_boundary(fqn, Boundary(AXIS, {}, {"0": edge}, entry.source))
+            case Style.EXPERTS:
+                edges = {EVERY: enter(Replicate(), Replicate())}
+                self.add_boundary(fqn, Boundary(AXIS, edges, {"0": leave(Partial(), Replicate())}, entry.source))
+            case Style.ALL_REDUCE:
+                edges = {EVERY: enter(Replicate(), Replicate())}
+                self.add_boundary(fqn, Boundary(AXIS, edges, {"0": leave(Partial(), Replicate())}, entry.source))
+            case Style.IDENTITY_EXPERT:
+                edge = within(Replicate(), Partial())
+                self.add_boundary(fqn, Boundary(AXIS, {}, {"0": edge}, entry.source))
+            case _:
+                raise PlanError(f"{fqn}: {entry.source}: the style is for parameters, not for a module")
+
+    @property
+    def head(self) -> nn.Module | None:
+        head = self.model.get_output_embeddings()  # type: ignore[operator]
+        return head if isinstance(head, nn.Module) else None
+
+    def parent_is_region(self, fqn: str) -> bool:
+        return fqn.rpartition(".")[0] in self.regions
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads)
+
+    def is_attention(self, module: nn.Module) -> bool:
+        return hasattr(module, "num_key_value_groups") or hasattr(module, "scaling") or hasattr(module, "num_heads")
+
+    def is_grouped(self, fqn: str, region: Region) -> bool:
+        """Whether a leaf makes key or value heads that are fewer than the ranks."""
+        is_kv = fqn.rpartition(".")[2] in ("k_proj", "v_proj")
+        is_split = self.hf.modules[fqn].style is Style.COLUMN
+        return is_kv and is_split and self.num_kv_heads < self.size and region.is_whole
+
+    def check_heads(self, region: Region, module: nn.Module) -> None:
+        if not self.is_attention(module) or all(
+            self.hf.modules[fqn].style is Style.COLUMN_GATHER for fqn in region.columns
+        ):
+            return
+        heads, kv_heads, size = int(self.config.num_attention_heads), self.num_kv_heads, self.size
+        where = region.fqn
+        if heads % size:
+            divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
+            raise PlanError(
+                f"accelerator.tp_size: {size} does not divide num_attention_heads = {heads} ({where}). "
+                f"Use {', '.join(divisors[:-1])}{' or ' if divisors[:-1] else ''}{divisors[-1]}."
+            )
+        if kv_heads % size and size % kv_heads:
+            raise PlanError(
+                f"accelerator.tp_size: {size} neither divides num_key_value_heads = {kv_heads} nor is a multiple of it "
+                f"({where})"
+            )
+        if kv_heads < size and hasattr(module, "num_key_value_groups"):
+            self.attributes.setdefault(where, {})["num_key_value_groups"] = heads // size
+
+
+def _first_input(module: nn.Module) -> str:
+    """The first parameter of a module's forward: what the others call hidden states."""
+    return list(inspect.signature(type(module).forward).parameters)[1]
