@@ -6,7 +6,9 @@ of modes, against one process of plain HF. Loss and every gradient, in fp32.
     python tests/sweep.py --table                         write docs/sweep.md from the results
 
 Results are lines of JSON in docs/sweep.jsonl. A case is `ok`, `refused` (an error of hp that says why), `wrong`
-(a loss or gradient outside of the bound) or `error` (any other exception).
+(a loss or gradient outside of the bound) or `error` (any other exception). Some models are so sensitive that a change
+of every weight by its last bit moves their gradients by more than the bound: they are `ok` if the split model differs
+by less than that, and the detail says so.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hp_core import IGNORE_INDEX, Batch, HpError, Shard, decoder_blocks, pipeline
 from hp_core.runtime import whole_tensor
-from hp_core.testing import RankPools, assert_close_gradients
+from hp_core.testing import RankPools, gradient_differences
 from hp_core.training.device import select_device
 from hp_core.training.step import accumulate_gradients
 
@@ -59,15 +61,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Reference:
-    """A saved tiny model, and its loss and gradients in one process of plain HF."""
+    """Loss and gradients of the model in `folder` in one process of plain HF."""
 
     folder: Path
     loss: float
     gradients: Mapping[str, torch.Tensor]
 
 
-def make_reference(name: str, folder: Path) -> Reference:
-    """Build `name` from its config class, save it, and compute what hp has to equal."""
+def make_model(name: str, folder: Path) -> None:
+    """Build `name` from its config class, with random weights, and save it."""
     config = AutoConfig.for_model(name, **tiny_configs()[name])
     torch.manual_seed(0)
     made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -75,7 +77,17 @@ def make_reference(name: str, folder: Path) -> Reference:
         for param in made.parameters():
             param.add_(torch.randn_like(param) * 0.02)
     made.save_pretrained(folder)
+
+
+def make_reference(folder: Path, *, moved: bool = False) -> Reference:
+    """What hp has to equal: the model in `folder` in one process of plain HF; its weights `moved` by their last bit."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    if moved:
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for param in model.parameters():
+                up = torch.rand(param.shape, generator=generator) < 0.5
+                param.copy_(torch.nextafter(param, torch.where(up, torch.inf, -torch.inf)))
     loss = plain_loss(model)
     loss.backward()
     gradients = {fqn: param.grad for fqn, param in model.named_parameters() if param.grad is not None}
@@ -86,10 +98,8 @@ def plain_loss(model: PreTrainedModel) -> torch.Tensor:
     """Cross-entropy of plain HF's logits, which has to be what HF itself makes of labels."""
     rows = batch()
     inputs = {"input_ids": rows.input_ids, "position_ids": rows.position_ids, "use_cache": False}
-    logits = model(**inputs).logits.float()
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), rows.labels.flatten(), ignore_index=IGNORE_INDEX, reduction="mean"
-    )
+    logits = model(**inputs).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows.labels.flatten(), ignore_index=IGNORE_INDEX)
 
 
 def batch() -> Batch:
@@ -103,12 +113,12 @@ def batch() -> Batch:
     return Batch(input_ids, labels, positions, torch.zeros_like(input_ids))
 
 
-def run_case(name: str, mode: str, reference: Reference, pools: RankPools) -> Result:
-    """Train one step of `name` split as `mode` says, and compare."""
+def run_case(name: str, mode: str, expected: Reference, pools: RankPools) -> Result:
+    """Train one step of the model, split as `mode` says, and compare."""
     world, config = MODES[mode]
-    path = reference.folder / f"{mode}.yaml"
+    path = expected.folder / f"{mode}.yaml"
     base = {
-        "model": {"pretrained_model_name_or_path": str(reference.folder), "torch_dtype": "float32"},
+        "model": {"pretrained_model_name_or_path": str(expected.folder), "torch_dtype": "float32"},
         "training": {"backend": "gloo", "train_iters": 1},
         "dataset": {"packing": False, "seq_length": LENGTH},
     }
@@ -120,11 +130,18 @@ def run_case(name: str, mode: str, reference: Reference, pools: RankPools) -> Re
     except Exception as error:  # whatever a model's code raises is a result
         return Result(name, mode, "error", first_line(error))
     try:
-        assert abs(loss - reference.loss) <= 1e-5 * abs(reference.loss), f"loss {loss}, expected {reference.loss}"
-        assert_close_gradients(reference.gradients, gradients)
+        assert abs(loss - expected.loss) <= 1e-5 * abs(expected.loss), f"loss {loss}, expected {expected.loss}"
+        worst, fqn = max((times, fqn) for fqn, times in gradient_differences(expected.gradients, gradients).items())
+        if worst <= 1:
+            return Result(name, mode, "ok", "", split)
+        moved = make_reference(expected.folder, moved=True)
+        noise = max(gradient_differences(expected.gradients, moved.gradients).values())
+        fault = (
+            f"gradient of {fqn}: {worst:.3g} x the bound; a last bit of the weights moves gradients by {noise:.3g} x"
+        )
+        return Result(name, mode, "ok" if worst <= noise else "wrong", fault, split)
     except AssertionError as error:
-        return Result(name, mode, "wrong", " ".join(str(error).splitlines()[:2]), split)
-    return Result(name, mode, "ok", "", split)
+        return Result(name, mode, "wrong", first_line(error), split)
 
 
 def train_ranks(path: Path) -> tuple[float, dict[str, torch.Tensor], float]:
@@ -176,10 +193,10 @@ def write_table(results: Mapping[tuple[str, str], Result]) -> None:
     lines = [
         "# Parity sweep",
         "",
-        "Written by `python tests/sweep.py --table` from `docs/sweep.jsonl`, which `python tests/sweep.py` makes: every",
-        "causal-LM architecture of transformers with a tensor-parallel plan, built tiny, one step in fp32 on gloo ranks;",
-        "loss and every gradient against one process of plain HF. `split` is the share of decoder parameters that is",
-        "split over `tp`.",
+        "Written by `python tests/sweep.py --table` from `docs/sweep.jsonl`, which `python tests/sweep.py` makes:",
+        "every causal-LM architecture of transformers with a tensor-parallel plan, built tiny, one step in fp32 on gloo",
+        "ranks; loss and every gradient against one process of plain HF. `split` is the share of decoder parameters",
+        "that is split over `tp`.",
         "",
         "| mode | ok | refused | wrong | error |",
         "|---|---|---|---|---|",
@@ -193,11 +210,11 @@ def write_table(results: Mapping[tuple[str, str], Result]) -> None:
         found = [results.get((name, mode)) for mode in modes]
         share = next((f"{result.split:.0%}" for result in found if result and result.split is not None), "")
         lines.append(f"| {name} | {share} | {' | '.join(result.outcome if result else '' for result in found)} |")
-    lines += ["", "## Why not", ""]
+    lines += ["", "## Notes", ""]
     lines += [
         f"- {result.model}, {result.mode}: {result.outcome}. {result.detail}"
         for _, result in sorted(results.items())
-        if result.outcome != "ok"
+        if result.detail
     ]
     TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -218,11 +235,14 @@ def main() -> None:
         if not missing:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            reference = make_reference(name, Path(folder))
+            make_model(name, Path(folder))
+            expected = make_reference(Path(folder))
             for mode in missing:
                 start = time.perf_counter()
-                result = results[name, mode] = run_case(name, mode, reference, pools)
-                print(f"{name} {mode}: {result.outcome} {result.detail} ({time.perf_counter() - start:.1f} s)", flush=True)
+                result = results[name, mode] = run_case(name, mode, expected, pools)
+                print(
+                    f"{name} {mode}: {result.outcome} {result.detail} ({time.perf_counter() - start:.1f} s)", flush=True
+                )
         RESULTS.write_text(
             "".join(json.dumps(asdict(result)) + "\n" for _, result in sorted(results.items())), encoding="utf-8"
         )

@@ -33,6 +33,7 @@ class Style(Enum):
     REPLICATE = "replicate"
     FREE = "free_full_weight"
     KEEP = "keep_full_weight"
+    ADDED_ONCE = "added_once"  # hp's own: a bias of what is summed over ranks
 
 
 # Older names of the same styles.

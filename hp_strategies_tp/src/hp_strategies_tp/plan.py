@@ -22,19 +22,20 @@ from hp_core import (
     leave,
     within,
 )
+from hp_strategies_tp.heads import Heads
 from hp_strategies_tp.hf_plan import HfPlan, Style, Styled, read_hf_plan
 from hp_strategies_tp.options import Options
-from hp_strategies_tp.regions import Region, find_regions
+from hp_strategies_tp.regions import Region, find_regions, is_norm
 from hp_strategies_tp.rules import complete_plan
 from hp_strategies_tp.styles import (
     AXIS,
     column_parameters,
-    expert_parameter,
     grouped,
     num_inputs,
     num_outputs,
     row_parameters,
     sharded,
+    single_parameter,
     summed,
 )
 
@@ -60,7 +61,6 @@ class _Builder:
 
     def __init__(self, model: nn.Module, hf_plan: HfPlan, size: int, options: Options) -> None:
         self.model, self.hf, self.size, self.options = model, hf_plan, size, options
-        self.config = model.config.get_text_config()  # type: ignore[union-attr,operator]
         self.params: dict[str, ParamFragment] = {}
         self.boundaries: dict[str, Boundary] = {}
         self.injections: dict[str, str] = {}
@@ -70,10 +70,12 @@ class _Builder:
     def build(self) -> PlanFragment:
         for fqn, entry in self.hf.parameters.items():
             param = self.model.get_parameter(fqn)
-            self.claim(fqn, expert_parameter(fqn, param, entry.style, entry.source))
+            fragment = single_parameter(fqn, param, entry.style, entry.source)
+            self.check_even(fqn, param, fragment)
+            self.claim(fqn, fragment)
         for region in self.regions.values():
             self.add_region(region)
-        in_regions = {fqn for region in self.regions.values() for fqn in (*region.columns, *region.rows)}
+        in_regions = {fqn for region in self.regions.values() for fqn in region.leaves}
         for fqn, entry in self.hf.modules.items():
             if fqn not in in_regions:
                 self.add_leaf(fqn, entry)
@@ -96,6 +98,16 @@ class _Builder:
                 return
         self.params[fqn] = fragment
 
+    def check_even(self, fqn: str, param: nn.Parameter, fragment: ParamFragment) -> None:
+        """Experts pair gates with ups: their chunks have to be equal."""
+        placement = fragment.layout[AXIS]
+        if isinstance(placement, Shard) and param.ndim > 1:
+            length = (placement.sections or (param.shape[placement.dim],))[0]
+            if length % self.size:
+                raise PlanError(
+                    f"accelerator.tp_size: {self.size} does not divide the {length} intermediate features of {fqn}"
+                )
+
     def add_boundary(self, fqn: str, boundary: Boundary) -> None:
         """Record inputs and outputs of a boundary; inputs and outputs of one module may come one after the other."""
         old = self.boundaries.get(fqn, Boundary(AXIS))
@@ -106,27 +118,35 @@ class _Builder:
     def add_region(self, region: Region) -> None:
         module = self.model.get_submodule(region.fqn)
         source = "columns and rows of " + region.fqn.rpartition(".")[2]
-        self.check_heads(region, module)
+        if region.heads is not None:
+            region.heads.check(self.size, region.fqn)
+            if region.heads.num_kv < self.size and hasattr(module, "num_key_value_groups"):
+                self.attributes.setdefault(region.fqn, {})["num_key_value_groups"] = region.heads.num // self.size
         if region.is_whole:
             first = _first_input(module)
             self.add_boundary(region.fqn, Boundary(AXIS, {first: enter(Replicate(), Replicate())}, {}, source))
         for fqn in region.columns:
             self.add_column(fqn, region)
+        for fqn in region.inner:
+            self.add_row(fqn)
+            edge = within(Partial(), FEATURES, num_outputs(self.model.get_submodule(fqn)))
+            self.add_boundary(fqn, Boundary(AXIS, {}, {"0": edge}))
         for fqn in region.rows:
             self.add_row(fqn)
         if region.is_whole:
-            leaves = {*region.columns, *region.rows}
-            for name, _ in module.named_parameters():
+            for name, param in module.named_parameters():
                 fqn = f"{region.fqn}.{name}"
-                if fqn not in self.params and fqn.rpartition(".")[0] not in leaves:
-                    self.claim(fqn, summed(f"inside of region {region.fqn}"))
+                if fqn not in self.params and fqn.rpartition(".")[0] not in region.leaves:
+                    source = f"inside of region {region.fqn}"
+                    per_head = region.heads is not None and _is_per_head(module, name, param, region.heads)
+                    self.claim(fqn, sharded(0, f"per head, {source}") if per_head else summed(source))
 
     def add_column(self, fqn: str, region: Region | None) -> None:
         entry, module = self.hf.modules[fqn], self.model.get_submodule(fqn)
         inside = region is not None
-        if region is not None and self.is_grouped(fqn, region):
+        if region is not None and region.heads is not None and self.is_grouped(fqn, region):
             for name, _ in module.named_parameters(recurse=False):
-                self.claim(f"{fqn}.{name}", grouped(self.num_kv_heads, entry.source))
+                self.claim(f"{fqn}.{name}", grouped(region.heads.num_kv, entry.source))
         else:
             for name, fragment in column_parameters(fqn, module, entry.source).items():
                 self.claim(name, fragment)
@@ -163,7 +183,8 @@ class _Builder:
             case Style.ROW | Style.ROW_SPLIT:
                 self.add_row(fqn)
             case Style.EMBEDDING_ROWS:
-                self.claim(f"{fqn}.weight", sharded(0, entry.source))
+                for name, _ in module.named_parameters():
+                    self.claim(f"{fqn}.{name}", sharded(0, entry.source) if name == "weight" else summed(entry.source))
                 self.injections[fqn] = VOCABULARY
                 self.add_boundary(fqn, Boundary(AXIS, {}, {"0": leave(Partial(), Replicate())}, entry.source))
             case Style.EMBEDDING_COLUMNS:
@@ -191,39 +212,18 @@ class _Builder:
     def parent_is_region(self, fqn: str) -> bool:
         return fqn.rpartition(".")[0] in self.regions
 
-    @property
-    def num_kv_heads(self) -> int:
-        return int(getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads)
-
-    def is_attention(self, module: nn.Module) -> bool:
-        return hasattr(module, "num_key_value_groups") or hasattr(module, "scaling") or hasattr(module, "num_heads")
-
     def is_grouped(self, fqn: str, region: Region) -> bool:
         """Whether a leaf makes key or value heads that are fewer than the ranks."""
         is_kv = fqn.rpartition(".")[2] in ("k_proj", "v_proj")
         is_split = self.hf.modules[fqn].style is Style.COLUMN
-        return is_kv and is_split and self.num_kv_heads < self.size and region.is_whole
+        return is_kv and is_split and region.heads is not None and region.heads.num_kv < self.size
 
-    def check_heads(self, region: Region, module: nn.Module) -> None:
-        if not self.is_attention(module) or all(
-            self.hf.modules[fqn].style is Style.COLUMN_GATHER for fqn in region.columns
-        ):
-            return
-        heads, kv_heads, size = int(self.config.num_attention_heads), self.num_kv_heads, self.size
-        where = region.fqn
-        if heads % size:
-            divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
-            raise PlanError(
-                f"accelerator.tp_size: {size} does not divide num_attention_heads = {heads} ({where}). "
-                f"Use {', '.join(divisors[:-1])}{' or ' if divisors[:-1] else ''}{divisors[-1]}."
-            )
-        if kv_heads % size and size % kv_heads:
-            raise PlanError(
-                f"accelerator.tp_size: {size} neither divides num_key_value_heads = {kv_heads} nor is a multiple of it "
-                f"({where})"
-            )
-        if kv_heads < size and hasattr(module, "num_key_value_groups"):
-            self.attributes.setdefault(where, {})["num_key_value_groups"] = heads // size
+
+def _is_per_head(region: nn.Module, name: str, param: nn.Parameter, heads: Heads) -> bool:
+    """Whether a parameter has an entry, or a row, per head: a vector of the attention itself, or a norm's matrix."""
+    owner = region.get_submodule(name.rpartition(".")[0])
+    has_rows = param.ndim == 1 if owner is region else param.ndim == 2 and is_norm(owner)
+    return has_rows and param.shape[0] in (heads.num, heads.num_kv)
 
 
 def _first_input(module: nn.Module) -> str:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from hp_strategies_tp.heads import Heads, find_heads
 from hp_strategies_tp.hf_plan import Style, Styled
+from hp_strategies_tp.styles import num_outputs
 
 _COLUMN = frozenset((Style.COLUMN, Style.COLUMN_GATHER, Style.PACKED_COLUMN))
 _ROW = frozenset((Style.ROW, Style.ROW_SPLIT, Style.PACKED_ROW))
@@ -22,12 +24,20 @@ _ROW = frozenset((Style.ROW, Style.ROW_SPLIT, Style.PACKED_ROW))
 
 @dataclass(frozen=True)
 class Region:
-    """`columns` and `rows` are FQNs of leaves in it. `is_whole`: it is entered at its own edge, not leaf by leaf."""
+    """`columns`, `rows` and `inner` are FQNs of leaves in it. Inner ones are rows that do not make the output but
+    something per head. `is_whole`: it is entered at its own edge, not leaf by leaf. `heads`: of an attention whose
+    heads are split."""
 
     fqn: str
     columns: tuple[str, ...]
     rows: tuple[str, ...]
+    inner: tuple[str, ...]
     is_whole: bool
+    heads: Heads | None
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        return (*self.columns, *self.inner, *self.rows)
 
 
 def find_regions(model: nn.Module, styled: Mapping[str, Styled]) -> dict[str, Region]:
@@ -38,11 +48,22 @@ def find_regions(model: nn.Module, styled: Mapping[str, Styled]) -> dict[str, Re
             by_parent.setdefault(fqn.rpartition(".")[0], []).append(fqn)
     regions = {}
     for parent, leaves in sorted(by_parent.items()):
-        rows = tuple(fqn for fqn in leaves if styled[fqn].style in _ROW)
+        module = model.get_submodule(parent)
         columns = tuple(fqn for fqn in leaves if styled[fqn].style in _COLUMN)
+        heads = find_heads(module) if any(styled[fqn].style is Style.COLUMN for fqn in columns) else None
+        rows = tuple(fqn for fqn in leaves if styled[fqn].style in _ROW)
+        inner = tuple(
+            fqn for fqn in rows if heads is not None and len(rows) > 1 and _is_per_head(model.get_submodule(fqn), heads)
+        )
+        rows = tuple(fqn for fqn in rows if fqn not in inner)
         if rows and columns:
-            regions[parent] = Region(parent, columns, rows, _is_known(model.get_submodule(parent), parent, styled))
+            is_whole = len(rows) == 1 and _is_known(module, parent, styled)
+            regions[parent] = Region(parent, columns, rows, inner, is_whole, heads)
     return regions
+
+
+def _is_per_head(module: nn.Module, heads: Heads) -> bool:
+    return num_outputs(module) in (heads.num, heads.num_kv)
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -52,14 +73,12 @@ def is_norm(module: nn.Module) -> bool:
 
 def _is_known(module: nn.Module, fqn: str, styled: Mapping[str, Styled]) -> bool:
     """Whether every part of `module` that owns parameters is a leaf of the region, or certain to come before one."""
-    rows = 0
     for name, child in module.named_children():
         entry = styled.get(f"{fqn}.{name}")
-        rows += entry is not None and entry.style in _ROW
         if entry is None and not any(True for _ in child.parameters()):
             continue
         if entry is not None and entry.style in _COLUMN | _ROW:
             continue
         if entry is not None or isinstance(child, nn.Embedding | nn.ModuleList):
             return False
-    return rows == 1
+    return True

@@ -37,24 +37,32 @@ def num_inputs(module: nn.Module) -> int:
 
 def column_parameters(fqn: str, module: nn.Module, source: str) -> dict[str, ParamFragment]:
     """Outputs split: each rank makes a share of the output features."""
-    return {
-        f"{fqn}.{name}": sharded(column_dim(module, param) if name == "weight" else param.ndim - 1, source)
-        for name, param in _linear_parameters(fqn, module)
-    }
+    fragments = {}
+    for name, param in _linear_parameters(fqn, module):
+        if name == "weight":
+            fragments[f"{fqn}.{name}"] = sharded(column_dim(module, param), source)
+        else:
+            is_split = param.ndim == 1 and len(param) == num_outputs(module)
+            fragments[f"{fqn}.{name}"] = sharded(0, source) if is_split else summed(source)
+    return fragments
 
 
 def row_parameters(fqn: str, module: nn.Module, source: str) -> dict[str, ParamFragment]:
     """Inputs split: each rank makes a share of the sum. The bias enters the sum once, with the first rank."""
-    return {
-        f"{fqn}.{name}": sharded(row_dim(module, param), source) if name == "weight" else once(source)
-        for name, param in _linear_parameters(fqn, module)
-    }
+    fragments = {}
+    for name, param in _linear_parameters(fqn, module):
+        if name == "weight":
+            fragments[f"{fqn}.{name}"] = sharded(row_dim(module, param), source)
+        else:
+            fragments[f"{fqn}.{name}"] = once(source) if name == "bias" else summed(source)
+    return fragments
 
 
 def _linear_parameters(fqn: str, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Weight, bias and what scales the output."""
     parameters = list(module.named_parameters(recurse=False))
-    unknown = [name for name, _ in parameters if name not in ("weight", "bias")]
-    if not parameters or unknown or dict(parameters)["weight"].ndim < 2:
+    unknown = [name for name, param in parameters if name != "weight" and param.ndim > 1]
+    if unknown or "weight" not in dict(parameters) or dict(parameters)["weight"].ndim < 2:
         raise PlanError(
             f"{fqn}: the model's plan splits it as a linear module, but {type(module).__name__} is none that hp knows "
             f"(parameters: {', '.join(name for name, _ in parameters) or 'none'})"
@@ -62,8 +70,10 @@ def _linear_parameters(fqn: str, module: nn.Module) -> list[tuple[str, nn.Parame
     return parameters
 
 
-def expert_parameter(fqn: str, param: nn.Parameter, style: Style, source: str) -> ParamFragment:
+def single_parameter(fqn: str, param: nn.Parameter, style: Style, source: str) -> ParamFragment:
     """A parameter that is styled by itself: stacked experts, or a vector with an entry per head."""
+    if style is Style.ADDED_ONCE:
+        return once(source)
     dim = {
         Style.COLUMN: max(param.ndim - 2, 0),
         Style.ROW: param.ndim - 1,

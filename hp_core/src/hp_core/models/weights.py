@@ -59,7 +59,7 @@ def load_checkpoint(
 
 @dataclass(frozen=True)
 class _Part:
-    """A block that this rank holds of a parameter or buffer: where it is to be written, and where it is in the whole."""
+    """A block that this rank holds of a parameter or buffer: where to write it, and where it is in the whole."""
 
     local: torch.Tensor
     slices: tuple[slice, ...]
@@ -72,8 +72,9 @@ def _find_parts(model: nn.Module, plan: ShardingPlan, template: PreTrainedModel,
     for fqn, param_plan in plan.params.items():
         local = local_part(params[fqn].detach())
         assert local.shape == plan.local_shape(fqn, rank), (fqn, local.shape, plan.local_shape(fqn, rank))
-        mine = [_Part(local[chunk.local], chunk.whole) for chunk in plan.chunks(fqn, rank)]
-        parts.update(dict.fromkeys((fqn, *param_plan.tied_names), [part for part in mine if part.local.numel()]))
+        blocks = [_Part(local[chunk.local], chunk.whole) for chunk in plan.chunks(fqn, rank)]
+        mine = [part for part in blocks if part.local.numel()]
+        parts.update({name: mine for name in (fqn, *param_plan.tied_names)})
     buffers = dict(model.named_buffers())
     for fqn in template.state_dict().keys() - parts.keys():
         parts[fqn] = [_Part(buffers[fqn], tuple(slice(0, size) for size in buffers[fqn].shape))]

@@ -1,4 +1,4 @@
-"""Carrying out the plan in production: parameters as DTensors, forwards on plain local tensors, collectives at edges."""
+"""The plan in production: parameters as DTensors, forwards on plain local tensors, collectives at edges."""
 
 from hp_core.runtime.boundaries import install_boundaries
 from hp_core.runtime.collectives import AxisGroup, axis_group
