@@ -19,6 +19,8 @@ from training_helpers import loss_of, tiny_batch, tiny_model
 
 from hp_core.config.schema import LrSchedulerConfig, OptimizerConfig
 from hp_core.errors import CheckpointError
+from hp_core.mesh import plan_mesh
+from hp_core.plan import Precision, ShardingPlan, merge_fragments
 from hp_core.testing import RankPools
 from hp_core.training.checkpoint import Resumed, find_checkpoint, load_checkpoint, save_checkpoint
 from hp_core.training.determinism import rng_state, seed_everything
@@ -34,6 +36,7 @@ class Run:
     """What a checkpoint is made of, sharded over all ranks."""
 
     model: nn.Module
+    plan: ShardingPlan
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler
 
@@ -60,13 +63,21 @@ class Run:
             folder,
             step=step,
             model=self.model,
+            plan=self.plan,
             optimizer=self.optimizer,
             schedule=self.schedule,
             **(arguments | changes),
         )
 
     def load(self, folder: Path) -> Resumed:
-        return load_checkpoint(folder, model=self.model, optimizer=self.optimizer, schedule=self.schedule, device=CPU)
+        return load_checkpoint(
+            folder,
+            model=self.model,
+            plan=self.plan,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            device=CPU,
+        )
 
 
 def save_assets(folder: Path) -> None:
@@ -85,13 +96,15 @@ def make_run(
     model = tiny_model("llama", **({"tie_word_embeddings": True, "attention_dropout": 0.2} | changes))
     for fqn, param in model.named_parameters():
         param.requires_grad_(not frozen or frozen not in fqn)
+    precision = Precision(torch.float32, torch.float32, torch.float32)
+    plan = merge_fragments(model, plan_mesh(dist.get_world_size(), []), precision, [])
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
     model.train()
     seed_everything(1, stream=dist.get_rank())
     built = build_optimizer(model, optimizer, lr)
-    return Run(model, built, build_schedule(built, schedule or LrSchedulerConfig(lr=lr, lr_warmup_steps=2), 10))
+    return Run(model, plan, built, build_schedule(built, schedule or LrSchedulerConfig(lr=lr, lr_warmup_steps=2), 10))
 
 
 def moments(run: Run) -> dict[str, torch.Tensor]:

@@ -27,6 +27,7 @@ from hp_strategies_tp.hf_plan import HfPlan, Style, Styled, read_hf_plan
 from hp_strategies_tp.options import Options
 from hp_strategies_tp.regions import Region, find_regions, is_norm
 from hp_strategies_tp.rules import complete_plan
+from hp_strategies_tp.sequence import split_sequence
 from hp_strategies_tp.styles import (
     AXIS,
     column_parameters,
@@ -79,6 +80,8 @@ class _Builder:
         for fqn, entry in self.hf.modules.items():
             if fqn not in in_regions:
                 self.add_leaf(fqn, entry)
+        if self.options.sequence_parallel:
+            self.split_sequence()
         notes = tuple(f"HF plan key {key} matches nothing" for key in self.hf.unused)
         return PlanFragment(
             params=self.params,
@@ -87,6 +90,14 @@ class _Builder:
             attributes=self.attributes,
             notes=notes,
         )
+
+    def split_sequence(self) -> None:
+        split = split_sequence(self.model, self.hf.modules, self.regions)
+        for fqn, boundary in split.boundaries.items():
+            self.add_boundary(fqn, boundary)
+        for fqn in split.partial:
+            if fqn not in self.params:
+                self.claim(fqn, summed("sees a part of the sequence"))
 
     def claim(self, fqn: str, fragment: ParamFragment) -> None:
         """Record what is said of a parameter. Shared parameters are recorded once, and must agree."""
@@ -109,10 +120,11 @@ class _Builder:
                 )
 
     def add_boundary(self, fqn: str, boundary: Boundary) -> None:
-        """Record inputs and outputs of a boundary; inputs and outputs of one module may come one after the other."""
+        """Record inputs and outputs of a boundary; what comes later replaces what was there."""
         old = self.boundaries.get(fqn, Boundary(AXIS))
+        sources = [source for source in (old.source, boundary.source) if source]
         self.boundaries[fqn] = Boundary(
-            AXIS, {**old.inputs, **boundary.inputs}, {**old.outputs, **boundary.outputs}, boundary.source or old.source
+            AXIS, {**old.inputs, **boundary.inputs}, {**old.outputs, **boundary.outputs}, "; ".join(sources)
         )
 
     def add_region(self, region: Region) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hp_core import IGNORE_INDEX, Batch, Mesh, Term, axis_group, inject
+from hp_core import IGNORE_INDEX, Batch, Mesh, PlacementError, Term, axis_group, inject
 from hp_strategies_tp.styles import AXIS
 
 CHUNK_ROWS = 1024
@@ -22,9 +22,10 @@ def split_embedding(embedding: nn.Module, num_rows: int, mesh: Mesh) -> None:
     start = min(chunk * axis.rank, num_rows)
     stop = min(start + chunk, num_rows)
     padding = getattr(embedding, "padding_idx", None)
-    if padding is not None:
+    if isinstance(padding, int):
         # Its row has no gradient; on ranks that do not hold it every row has one.
-        embedding.padding_idx = padding - start if start <= padding < stop else None
+        here = padding - start if start <= padding < stop else None
+        setattr(embedding, "padding_idx", here)  # noqa: B010  (nn.Module declares no such attribute)
 
     def around(forward: Any) -> Any:
         def lookup(ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -46,7 +47,15 @@ def vocabulary_parallel_cross_entropy(logits: torch.Tensor, batch: Batch, mesh: 
     axis = axis_group(mesh, AXIS)
     chunk = -(-vocab_size // axis.size)
     start = min(chunk * axis.rank, vocab_size)
-    total = _CrossEntropy.apply(logits.flatten(0, 1), batch.labels.flatten(), start, axis.group)
+    width = max(min(chunk, vocab_size - start), 0)
+    if logits.shape[-1] != width:
+        raise PlacementError(
+            f"accelerator.loss_parallel: the model gives {logits.shape[-1]} logits per token, its head {width} on this "
+            "rank: it does more than elementwise work on them"
+        )
+    total = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits.flatten(0, 1), batch.labels.flatten(), start, axis.group
+    )
     return Term(total)
 
 
@@ -67,10 +76,10 @@ class _CrossEntropy(torch.autograd.Function):
                 mine[0, rows] = part.logsumexp(-1)
                 target = part.gather(-1, columns[rows, None]).squeeze(-1)
                 mine[1, rows] = target.masked_fill(~is_here[rows], 0)
-        everyone = mine.new_empty(dist.get_world_size(group), 2, tokens)
+        everyone = mine.new_empty(dist.get_world_size(group) * 2, tokens)
         dist.all_gather_into_tensor(everyone, mine, group=group)
-        log_sum = everyone[:, 0].logsumexp(0)
-        losses = (log_sum - everyone[:, 1].sum(0)).masked_fill(labels == IGNORE_INDEX, 0)
+        log_sum = everyone[::2].logsumexp(0)
+        losses = (log_sum - everyone[1::2].sum(0)).masked_fill(labels == IGNORE_INDEX, 0)
         ctx.save_for_backward(logits, columns, is_here, labels != IGNORE_INDEX, log_sum)
         return losses.sum()
 

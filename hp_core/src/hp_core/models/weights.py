@@ -74,7 +74,7 @@ def _find_parts(model: nn.Module, plan: ShardingPlan, template: PreTrainedModel,
         assert local.shape == plan.local_shape(fqn, rank), (fqn, local.shape, plan.local_shape(fqn, rank))
         blocks = [_Part(local[chunk.local], chunk.whole) for chunk in plan.chunks(fqn, rank)]
         mine = [part for part in blocks if part.local.numel()]
-        parts.update({name: mine for name in (fqn, *param_plan.tied_names)})
+        parts.update(dict.fromkeys((fqn, *param_plan.tied_names), mine))
     buffers = dict(model.named_buffers())
     for fqn in template.state_dict().keys() - parts.keys():
         parts[fqn] = [_Part(buffers[fqn], tuple(slice(0, size) for size in buffers[fqn].shape))]

@@ -114,7 +114,7 @@ def natural_order(stored: torch.Tensor, layout: Layout, sizes: Mapping[str, int]
     for axis, placement in layout.items():
         if isinstance(placement, Shard) and placement.sections:
             lengths = [section // sizes[axis] for _ in range(sizes[axis]) for section in placement.sections]
-            pieces = stored.split(lengths, placement.dim)
+            pieces = stored.split_with_sizes(lengths, placement.dim)
             num = len(placement.sections)
             stored = torch.cat([piece for i in range(num) for piece in pieces[i::num]], placement.dim)
     return stored

@@ -50,7 +50,7 @@ def compile_edge(edge: Edge, axis: AxisGroup, what: str) -> Move | None:
         return None
 
     def cross(tensor: torch.Tensor) -> torch.Tensor:
-        moved: torch.Tensor = _Crossing.apply(tensor, forward, backward)
+        moved: torch.Tensor = _Crossing.apply(tensor, forward, backward)  # type: ignore[no-untyped-call]
         return moved
 
     return cross
@@ -99,6 +99,8 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _take(tensor: torch.Tensor, dim: int, axis: AxisGroup, length: int | None, what: str) -> torch.Tensor:
+    if dim == -2 and tensor.ndim > 3:
+        raise PlacementError(f"{what}: expected [batch, sequence, features], found {list(tensor.shape)}")
     whole = tensor.shape[dim]
     if length is None and whole % axis.size:
         raise PlacementError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -69,7 +70,7 @@ def compute_on_local_tensors(model: nn.Module, blocks: Mapping[str, nn.Module], 
             if param is not None
         ]
         if owned:
-            inject(unit, lambda forward, owned=owned: _with_local_parameters(forward, owned))
+            inject(unit, functools.partial(_with_local_parameters, owned))
 
 
 def whole_tensor(stored: torch.Tensor, plan: ShardingPlan, fqn: str) -> torch.Tensor:
@@ -82,7 +83,7 @@ def whole_tensor(stored: torch.Tensor, plan: ShardingPlan, fqn: str) -> torch.Te
 View = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _with_local_parameters(forward: Forward, owned: list[tuple[dict[str, Any], str, View]]) -> Forward:
+def _with_local_parameters(owned: list[tuple[dict[str, Any], str, View]], forward: Forward) -> Forward:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         stored = [(parameters, name, parameters[name]) for parameters, name, _ in owned]
         try:
@@ -106,7 +107,7 @@ def _local_view(fqn: str, mesh: Mesh, plan: ShardingPlan) -> View:
             case Replicate(groups=int(groups)):
                 chunk = param.shape[0] // groups
                 start = chunk * (rank * groups // size)
-                changes.append(lambda x, start=start, chunk=chunk: x.narrow(0, start, chunk))
+                changes.append(functools.partial(torch.narrow, dim=0, start=start, length=chunk))
             case Partial():
                 if rank:
                     changes.append(lambda x: x * 0)

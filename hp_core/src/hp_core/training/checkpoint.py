@@ -34,6 +34,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hp_core.errors import CheckpointError
 from hp_core.models.assets import ASSETS_FOLDER, MODEL_PREFIX
+from hp_core.plan import ShardingPlan, stored_tensors
 from hp_core.training.determinism import rng_state, set_rng_state
 
 TRAINER_FILE = "trainer.json"
@@ -56,6 +57,7 @@ def save_checkpoint(
     step: int,
     tokens: int,
     model: nn.Module,
+    plan: ShardingPlan,
     optimizer: torch.optim.Optimizer,
     schedule: LRScheduler,
     loader_state: Mapping[str, Any],
@@ -117,7 +119,7 @@ def save_checkpoint(
         )
     _together(failure, make_folder if is_first else None)
     try:
-        save({**_model_state(model), **_optimizer_state(model, optimizer)}, checkpoint_id=aside)
+        save({**_model_state(model, plan), **_optimizer_state(model, optimizer, plan)}, checkpoint_id=aside)
     except CheckpointException as error:
         raise CheckpointError(f"{failure}: {_reason(error)}") from error
     _together(failure, write_rest)
@@ -151,6 +153,7 @@ def load_checkpoint(
     folder: Path,
     *,
     model: nn.Module,
+    plan: ShardingPlan,
     optimizer: torch.optim.Optimizer,
     schedule: LRScheduler,
     device: torch.device,
@@ -176,7 +179,7 @@ def load_checkpoint(
     for fqn in trainer["parameters_without_optimizer_state"]:
         if fqn in parameters:
             optimizer.state.pop(parameters[fqn], None)
-    state = {**_model_state(model), **_optimizer_state(model, optimizer)}
+    state = {**_model_state(model, plan), **_optimizer_state(model, optimizer, plan)}
     _check_fit(folder, state, saved)
     try:
         load(state, checkpoint_id=folder)
@@ -195,18 +198,26 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {fqn: param for fqn, param in model.named_parameters() if param.requires_grad}
 
 
-def _model_state(model: nn.Module) -> dict[str, Any]:
+def _model_state(model: nn.Module, plan: ShardingPlan) -> dict[str, Any]:
     """Parameters and persistent buffers; the further names of a shared parameter left out."""
     aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - dict(model.named_parameters()).keys()
-    return {MODEL_PREFIX + fqn: value for fqn, value in get_model_state_dict(model).items() if fqn not in aliases}
+    state: dict[str, Any] = {}
+    for fqn, value in get_model_state_dict(model).items():
+        if fqn in plan.params and isinstance(value, torch.Tensor):
+            state |= stored_tensors(MODEL_PREFIX + fqn, value, fqn, plan)
+        elif fqn not in aliases:
+            state[MODEL_PREFIX + fqn] = value
+    return state
 
 
-def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {
-        _optimizer_key(fqn, name): value
-        for fqn, param in _trainable(model).items()
-        for name, value in optimizer.state.get(param, {}).items()
-    }
+def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, plan: ShardingPlan) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for fqn, param in _trainable(model).items():
+        for name, value in optimizer.state.get(param, {}).items():
+            key = _optimizer_key(fqn, name)
+            is_like = isinstance(value, torch.Tensor) and value.shape == param.shape
+            state |= stored_tensors(key, value, fqn, plan) if is_like else {key: value}
+    return state
 
 
 def _optimizer_key(fqn: str, name: str) -> str:

@@ -210,6 +210,7 @@ class _Trainer:
             step=self.step,
             tokens=self.tokens,
             model=job.model,
+            plan=job.plan,
             optimizer=self.optimizer,
             schedule=self.schedule,
             loader_state=job.loader.state_dict(),
@@ -227,7 +228,12 @@ class _Trainer:
             return
         folder = find_checkpoint(self.checkpoint_dir, job.config.checkpoint.restore_from)
         resumed = load_checkpoint(
-            folder, model=job.model, optimizer=self.optimizer, schedule=self.schedule, device=job.device.device
+            folder,
+            model=job.model,
+            plan=job.plan,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            device=job.device.device,
         )
         job.loader.load_state_dict(resumed.loader_state)
         self.step, self.tokens = resumed.step, resumed.tokens
