@@ -11,10 +11,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from parity_cases import ROWS, UNPACKED, global_batch, reference_loss, reference_model, slice_rows
+from run_helpers import whole
 
 from hp_core import pipeline
-from hp_core.pipeline import Session
-from hp_core.runtime import whole_tensor
 from hp_core.testing import RankPools, assert_close_gradients
 from hp_core.training.device import select_device
 from hp_core.training.step import accumulate_gradients
@@ -101,7 +100,3 @@ def train_ranks(
         optimizer.step()
         optimizer.zero_grad()
     return losses, gradients, {n: whole(session, n, p.detach()) for n, p in parameters.items()}
-
-
-def whole(session: Session, fqn: str, stored: torch.Tensor) -> torch.Tensor:
-    return whole_tensor(stored, session.plan, fqn).clone()

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch.distributed.tensor import DTensor
 
 from hp_core import pipeline
+from hp_core.pipeline import Session
+from hp_core.plan import local_part
+from hp_core.runtime import whole_tensor
 from hp_core.training.device import select_device
 from hp_core.training.loop import train
 
@@ -45,11 +47,19 @@ def write_run(folder: Path, checkpoint: Path, data: Path, /, **sections: dict[st
 
 
 def train_ranks(path: Path, overrides: Sequence[str] = ()) -> dict[str, torch.Tensor]:
-    """On every rank: train to the end; this rank's own parameter values, whole ones gathered."""
+    """On every rank: train to the end; all parameters."""
     session = pipeline.prepare(pipeline.load(path, overrides), select_device("gloo"))
     train(pipeline.training_job(session))
     parameters = {name: param.detach() for name, param in session.model.named_parameters()}
-    return {n: p.full_tensor() if isinstance(p, DTensor) else p.clone() for n, p in parameters.items()}
+    return {name: whole(session, name, param) for name, param in parameters.items()}
+
+
+def whole(session: Session, fqn: str, stored: torch.Tensor) -> torch.Tensor:
+    """All of a parameter or gradient, of which every holder has the same values."""
+    found = whole_tensor(stored, session.plan, fqn)
+    mine = session.plan.part(fqn, session.mesh.rank, found)
+    assert torch.equal(mine, local_part(stored)), f"rank {session.mesh.rank} has other values of {fqn} than its owner"
+    return found
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:

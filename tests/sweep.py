@@ -155,7 +155,7 @@ def train_ranks(path: Path) -> tuple[float, dict[str, torch.Tensor], float]:
     micro = Batch(whole.input_ids[mine], whole.labels[mine], whole.position_ids[mine], whole.document_ids[mine])
     loss = accumulate_gradients(session.model, [micro], session.mesh, session.plan, session.calls).loss
     gradients = {
-        fqn: whole_tensor(param.grad, session.plan, fqn).clone()
+        fqn: whole_tensor(param.grad, session.plan, fqn)
         for fqn, param in session.model.named_parameters()
         if param.grad is not None
     }

@@ -19,8 +19,8 @@ from training_helpers import loss_of, tiny_batch, tiny_model
 
 from hp_core.config.schema import LrSchedulerConfig, OptimizerConfig
 from hp_core.errors import CheckpointError
-from hp_core.mesh import plan_mesh
-from hp_core.plan import Precision, ShardingPlan, merge_fragments
+from hp_core.mesh import MeshAxis, plan_mesh
+from hp_core.plan import ParamFragment, PlanFragment, Precision, Shard, ShardingPlan, merge_fragments
 from hp_core.testing import RankPools
 from hp_core.training.checkpoint import Resumed, find_checkpoint, load_checkpoint, save_checkpoint
 from hp_core.training.determinism import rng_state, seed_everything
@@ -97,7 +97,10 @@ def make_run(
     for fqn, param in model.named_parameters():
         param.requires_grad_(not frozen or frozen not in fqn)
     precision = Precision(torch.float32, torch.float32, torch.float32)
-    plan = merge_fragments(model, plan_mesh(dist.get_world_size(), []), precision, [])
+    mesh = plan_mesh(dist.get_world_size(), [(MeshAxis("dp_shard", "data", "dp_shard_size"), None)])
+    sharded = ParamFragment(layout={"dp_shard": Shard(0)})
+    fragment = PlanFragment(params={fqn: sharded for fqn, _ in model.named_parameters()})
+    plan = merge_fragments(model, mesh, precision, [("fsdp", fragment)])
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)

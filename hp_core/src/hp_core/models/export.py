@@ -29,7 +29,6 @@ from hp_core.models.checkpoint_files import INDEX_FILE
 from hp_core.models.conversion import resolve
 from hp_core.models.dtypes import dtype_name, most_common_dtype, parse_dtype
 from hp_core.models.source import CONFIG_FILE, one_line
-from hp_core.plan import join_sections, section_names
 
 
 def export_hf(checkpoint: Path, out: Path, dtype: str | None = None, max_shard_size: str = "5GB") -> None:
@@ -59,23 +58,21 @@ def export_hf(checkpoint: Path, out: Path, dtype: str | None = None, max_shard_s
 class _Exporter:
     """A checkpoint that is ready to be converted.
 
-    `stored`: exported parameters and buffers, by FQN; `sections`: the tensors of the checkpoint that make each up, by
-    their names there (all on the meta device). `groups` are FQNs that can be converted together, apart from the
-    others. `result`: what comes out, on the meta device.
+    `stored`: exported parameters and buffers, by FQN, as they are in the checkpoint (on the meta device). `groups`
+    are FQNs that can be converted together, apart from the others. `result`: what comes out, on the meta device.
     """
 
     reader: FileSystemReader
     model: PreTrainedModel
+    entries: Mapping[str, str]
     stored: Mapping[str, torch.Tensor]
-    sections: Mapping[str, Mapping[str, torch.Tensor]]
     groups: list[list[str]]
     result: Mapping[str, torch.Tensor]
 
     def convert(self) -> Iterator[dict[str, torch.Tensor]]:
         """The exported tensors, group by group, read from the checkpoint."""
         for group in self.groups:
-            parts = {fqn: _on_cpu(self.sections[fqn]) for fqn in group}
-            values = {name: part for fqn in group for name, part in parts[fqn].items()}
+            values = {self.entries[fqn]: torch.empty_like(self.stored[fqn], device="cpu") for fqn in group}
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -83,13 +80,8 @@ class _Exporter:
             except CheckpointException as error:
                 cause, _ = next(iter(error.failures.values()))
                 raise CheckpointError(f"export: {self.reader.path} cannot be read: {one_line(cause)}") from error
-            whole = {fqn: join_sections(list(parts[fqn].values()), self.stored[fqn].shape) for fqn in group}
-            named = revert_weight_conversion(self.model, whole)
+            named = revert_weight_conversion(self.model, {fqn: values[self.entries[fqn]] for fqn in group})
             yield {name: value.to(self.result[name].dtype).contiguous() for name, value in named.items()}
-
-
-def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: torch.empty_like(tensor, device="cpu") for name, tensor in tensors.items()}
 
 
 def _open(checkpoint: Path, dtype: torch.dtype | None) -> _Exporter:
@@ -102,15 +94,13 @@ def _open(checkpoint: Path, dtype: torch.dtype | None) -> _Exporter:
     template = HyperAutoModelForCausalLM.from_config(assets, model_class=facts.model_class, trust_remote_code=True)
     reader = FileSystemReader(checkpoint)
     saved = reader.read_metadata().state_dict_metadata
-    state = template.state_dict()
-    names = section_names(name for name, entry in saved.items() if isinstance(entry, TensorStorageMetadata))
-    stored, sections = {}, {}
-    for fqn, entry in _exported_entries(template).items():
-        found = {name: _like(saved[name]) for name in names.get(entry, ())}
-        if not found:
+    entries = _exported_entries(template)
+    stored = {}
+    for fqn, entry in entries.items():
+        found = saved.get(entry)
+        if not isinstance(found, TensorStorageMetadata):
             raise CheckpointError(f"export: {checkpoint} has no {entry}, which {type(template).__name__} needs")
-        sections[fqn] = found
-        stored[fqn] = join_sections(list(found.values()), state[fqn].shape)
+        stored[fqn] = torch.empty(found.size, dtype=found.properties.dtype, device="meta")
     # A shallow copy: the attribute that tells transformers what to revert belongs to this export.
     model = copy(template)
     if facts.tensors:
@@ -121,13 +111,7 @@ def _open(checkpoint: Path, dtype: torch.dtype | None) -> _Exporter:
         name: torch.empty(value.shape, dtype=_exported_dtype(name, value.dtype, dtype, facts), device="meta")
         for name, value in converted.items()
     }
-    return _Exporter(reader, model, stored, sections, groups, result)
-
-
-def _like(entry: object) -> torch.Tensor:
-    """A tensor on the meta device with the shape and dtype of a checkpoint's."""
-    assert isinstance(entry, TensorStorageMetadata)
-    return torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+    return _Exporter(reader, model, entries, stored, groups, result)
 
 
 def _exported_entries(template: PreTrainedModel) -> dict[str, str]:

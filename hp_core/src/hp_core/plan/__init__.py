@@ -12,9 +12,7 @@ from hp_core.plan.placements import (
     as_stored,
     local_chunks,
     local_part,
-    natural_order,
 )
-from hp_core.plan.sections import base_name, join_sections, section_names, stored_tensors
 from hp_core.plan.sharding_plan import ParamFragment, ParamPlan, PlanFragment, Precision, ShardingPlan
 
 __all__ = [
@@ -33,16 +31,11 @@ __all__ = [
     "Shard",
     "ShardingPlan",
     "as_stored",
-    "base_name",
     "enter",
-    "join_sections",
     "leave",
     "local_chunks",
     "local_part",
     "merge_fragments",
-    "natural_order",
     "outside",
-    "section_names",
-    "stored_tensors",
     "within",
 ]

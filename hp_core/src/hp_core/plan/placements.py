@@ -109,17 +109,6 @@ def _with_local(runs: list[tuple[int, int]]) -> list[tuple[slice, slice]]:
     return result
 
 
-def natural_order(stored: torch.Tensor, layout: Layout, sizes: Mapping[str, int]) -> torch.Tensor:
-    """A gathered tensor in the order of the unsplit one: ranks' chunks of packed sections stand one after the other."""
-    for axis, placement in layout.items():
-        if isinstance(placement, Shard) and placement.sections:
-            lengths = [section // sizes[axis] for _ in range(sizes[axis]) for section in placement.sections]
-            pieces = stored.split_with_sizes(lengths, placement.dim)
-            num = len(placement.sections)
-            stored = torch.cat([piece for i in range(num) for piece in pieces[i::num]], placement.dim)
-    return stored
-
-
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's values of a tensor that may be a DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

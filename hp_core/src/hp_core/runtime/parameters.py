@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -14,7 +15,7 @@ from torch.distributed.tensor import Replicate as DTensorReplicate
 from torch.distributed.tensor import Shard as DTensorShard
 
 from hp_core.mesh import Mesh
-from hp_core.plan import Partial, Placement, Replicate, Shard, ShardingPlan, local_chunks, natural_order
+from hp_core.plan import Partial, Placement, Replicate, Shard, ShardingPlan, local_chunks, local_part
 from hp_core.runtime.injection import Forward, inject
 
 
@@ -22,7 +23,7 @@ def distribute_parameters(model: nn.Module, mesh: Mesh, plan: ShardingPlan) -> N
     """Turn every parameter of `model`, on the meta device, into a DTensor over the model axes of `mesh`.
 
     Does nothing when no model axis has more than one rank. Shared parameters stay shared. What a DTensor cannot
-    express it holds in another order: ranks' chunks of packed sections stand one after the other (`natural_order`).
+    express it holds in another order: ranks' chunks of packed sections stand one after the other.
     """
     axes = _split_axes(mesh)
     if not axes:
@@ -74,10 +75,15 @@ def compute_on_local_tensors(model: nn.Module, blocks: Mapping[str, nn.Module], 
 
 
 def whole_tensor(stored: torch.Tensor, plan: ShardingPlan, fqn: str) -> torch.Tensor:
-    """All of a parameter, or of its gradient, that is stored as `plan` says. Collective where it is split."""
-    if not isinstance(stored, DTensor):
-        return stored
-    return natural_order(stored.full_tensor(), plan.params[fqn].layout, dict(plan.mesh.storage.axes))
+    """All of parameter `fqn`, or of its gradient, of which this rank stores its part. Collective."""
+    rank = dist.get_rank()
+    local = local_part(stored.detach())
+    whole = local.new_zeros(plan.params[fqn].shape)
+    if plan.owns(fqn, rank):
+        for chunk in plan.chunks(fqn, rank):
+            whole[chunk.whole] = local[chunk.local]
+    dist.all_reduce(whole)
+    return whole
 
 
 View = Callable[[torch.Tensor], torch.Tensor]

@@ -34,7 +34,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hp_core.errors import CheckpointError
 from hp_core.models.assets import ASSETS_FOLDER, MODEL_PREFIX
-from hp_core.plan import ShardingPlan, stored_tensors
+from hp_core.plan import ShardingPlan, local_part
+from hp_core.training.checkpoint_tensor import CheckpointTensor
 from hp_core.training.determinism import rng_state, set_rng_state
 
 TRAINER_FILE = "trainer.json"
@@ -203,8 +204,9 @@ def _model_state(model: nn.Module, plan: ShardingPlan) -> dict[str, Any]:
     aliases = dict(model.named_parameters(remove_duplicate=False)).keys() - dict(model.named_parameters()).keys()
     state: dict[str, Any] = {}
     for fqn, value in get_model_state_dict(model).items():
-        if fqn in plan.params and isinstance(value, torch.Tensor):
-            state |= stored_tensors(MODEL_PREFIX + fqn, value, fqn, plan)
+        if fqn in plan.params:
+            assert isinstance(value, torch.Tensor)
+            state[MODEL_PREFIX + fqn] = _planned(fqn, value, plan)
         elif fqn not in aliases:
             state[MODEL_PREFIX + fqn] = value
     return state
@@ -214,10 +216,14 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, plan: S
     state: dict[str, Any] = {}
     for fqn, param in _trainable(model).items():
         for name, value in optimizer.state.get(param, {}).items():
-            key = _optimizer_key(fqn, name)
             is_like = isinstance(value, torch.Tensor) and value.shape == param.shape
-            state |= stored_tensors(key, value, fqn, plan) if is_like else {key: value}
+            state[_optimizer_key(fqn, name)] = _planned(fqn, value, plan) if is_like else value
     return state
+
+
+def _planned(fqn: str, stored: torch.Tensor, plan: ShardingPlan) -> CheckpointTensor:
+    """Parameter `fqn`, or a state of its shape, as the plan says that this rank holds it."""
+    return CheckpointTensor.of(local_part(stored), plan.params[fqn].shape, plan.chunks(fqn, dist.get_rank()))
 
 
 def _optimizer_key(fqn: str, name: str) -> str:
