@@ -28,7 +28,7 @@ _WHOLE = frozenset(
     (
         *("attention_mask", "causal_mask", "padding_mask", "conv_mask", "mamba_mask", "linear_attn_mask", "seq_idx"),
         *("position_ids", "position_embeddings", "position_bias", "sliding_window", "layer_idx"),
-        *("past_key_values", "past_key_value", "cache", "cache_params", "cache_position", "use_cache"),
+        *("past_key_values", "past_key_value", "layer_past", "cache", "cache_params", "cache_position", "use_cache"),
         *("output_attentions", "output_router_logits"),
     )
 )
@@ -77,7 +77,7 @@ def _visit(
             split.boundaries[path] = Boundary(AXIS, inputs, {"0": leave(Partial(), SEQUENCE)}, _SOURCE)
         elif _is_token_wise(path, child, styled):
             split.partial += [f"{path}.{parameter}" for parameter, _ in child.named_parameters()]
-        elif _holds_experts(path, child, styled):
+        elif isinstance(child, nn.ModuleList) or _holds_experts(path, child, styled):
             _visit(path, child, styled, regions, split)
         else:
             _check_arguments(child, path)
@@ -96,21 +96,32 @@ def _is_token_wise(fqn: str, module: nn.Module, styled: Mapping[str, Styled]) ->
     """Whether `module` treats every token on its own, and is not split itself."""
     if any(name == fqn or name.startswith(f"{fqn}.") for name in styled):
         return False
-    kind = type(module).__name__.lower()
+    kind = type(module)
     return (
         isinstance(module, nn.Linear | nn.Dropout | nn.Identity)
         or is_norm(module)
-        or any(word in kind for word in ("router", "gate", "activation"))
-        or not any(True for _ in module.parameters())
+        or kind.__name__.lower().endswith(("router", "gate"))
+        or kind.__module__ in ("torch.nn.modules.activation", "transformers.activations")
     )
 
 
 def _holds_experts(fqn: str, module: nn.Module, styled: Mapping[str, Styled]) -> bool:
-    """Whether `module` is a mixture of experts: a router, experts, and perhaps a shared expert."""
-    return any(
-        f"{fqn}.{name}" in styled and styled[f"{fqn}.{name}"].style is Style.EXPERTS
-        for name, _ in module.named_children()
-    )
+    """Whether `module` is a mixture of experts: a router, experts, and perhaps a shared expert.
+
+    Experts have to take every token once, and which ones it is for. Raises ModelError for others: tokens that are
+    sorted by expert (Llama 4) are no longer split along the sequence.
+    """
+    experts = [
+        child
+        for name, child in module.named_children()
+        if f"{fqn}.{name}" in styled and styled[f"{fqn}.{name}"].style is Style.EXPERTS
+    ]
+    if any(len(_parameters(child)) == 1 for child in experts):
+        raise ModelError(
+            f"accelerator.sequence_parallel: {fqn} ({type(module).__name__}) sorts tokens by expert before its experts "
+            "see them"
+        )
+    return bool(experts)
 
 
 def _check_arguments(module: nn.Module, fqn: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache as clear_sharding_cache
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ def _pickle_error(error: BaseException) -> bytes | None:
 
 def _reset(environment: dict[str, str]) -> None:
     """Undo what a previous call may have left in the process: every call starts from the same state."""
+    # What DTensor has cached holds meshes of the previous process group, which equal those of the next.
+    clear_sharding_cache()  # type: ignore[no-untyped-call]
     gc.collect()
     os.environ.clear()
     os.environ.update(environment)
