@@ -134,7 +134,7 @@ def test_repository_code_needs_trust_and_has_real_buffers(tmp_path: Path) -> Non
 
 def test_the_model_section_of_a_configuration_is_built(llama: Path) -> None:
     model = build_from_config(ModelConfig(pretrained_model_name_or_path=str(llama), num_hidden_layers=1))
-    assert model.hp_weight_source == CheckpointSource(llama, original_num_hidden_layers=3)
+    assert model.hp_weight_source == CheckpointSource(llama)
     target = "hp_core.models.HyperAutoModelForCausalLM.from_config"
     model = build_from_config(ModelConfig(target=target, config_path=str(llama), torch_dtype="float32"))
     assert model.hp_weight_source == RandomInit(llama)

@@ -27,6 +27,7 @@ from hp_core.models import (
     build_from_config,
     decoder_blocks,
     load_weights,
+    loss_fault,
     main_dtype,
     materialize,
     packing_fault,
@@ -146,6 +147,9 @@ def build_model(config: RunConfig, plugins: PluginSet) -> nn.Module:
         model_config = replace(model_config, torch_dtype="float32")
     found = plugins.first("hp_load_model", config=model_config)
     model: nn.Module = found[1] if found is not None else build_from_config(model_config)
+    fault = loss_fault(model)
+    if fault is not None:
+        raise ModelError(fault)
     if config.dataset.packing:
         fault = packing_fault(model, micro_batch_size=config.training.micro_batch_size)
         if fault is not None:

@@ -46,6 +46,12 @@ def key(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def asks_for_nothing(path: str, value: Any) -> bool:
+    """Whether a plugin's key at the dotted `path` has a value that leaves the plugin out: none, false, or a size of 1."""
+    # True == 1 in Python, hence the type.
+    return value is None or value is False or (path.endswith("_size") and type(value) is int and value == 1)
+
+
 def key_info(field: dataclasses.Field[Any]) -> KeyInfo:
     """The field's metadata; nothing in particular for a field that was not made by `key`."""
     info = field.metadata.get("key", KeyInfo())

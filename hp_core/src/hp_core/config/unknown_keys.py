@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from hp_core.config.hints import install_hints
+from hp_core.config.keys import asks_for_nothing
 from hp_core.config.words import found, suggestion
 from hp_core.config.yaml_source import child_path
 from hp_core.errors import ConfigError
@@ -56,8 +57,7 @@ class KeyChecker:
     def _asks_for_nothing(self, path: str, value: Any) -> bool:
         if "." not in path or (self._absent_plugin(path) is None and path not in self.installed):
             return False
-        # True == 1 in Python, hence the type.
-        return value is None or value is False or (path.endswith("_size") and type(value) is int and value == 1)
+        return asks_for_nothing(path, value)
 
     def _absent(self, path: str, value: Any, plugin: str) -> ConfigError:
         package = install_hints().plugins[plugin]

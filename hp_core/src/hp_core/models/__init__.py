@@ -8,6 +8,7 @@ from hp_core.models.dtypes import main_dtype
 from hp_core.models.export import export_hf
 from hp_core.models.fill import load_weights
 from hp_core.models.init import init_shards
+from hp_core.models.loss_terms import loss_fault
 from hp_core.models.materialize import materialize
 from hp_core.models.packing import packing_fault
 from hp_core.models.source import CheckpointSource, RandomInit
@@ -24,6 +25,7 @@ __all__ = [
     "init_shards",
     "load_checkpoint",
     "load_weights",
+    "loss_fault",
     "main_dtype",
     "materialize",
     "packing_fault",

@@ -80,10 +80,8 @@ class HyperAutoModelForCausalLM:
         check_has_weights(folder)
         if getattr(config, "quantization_config", None) is not None:
             raise ModelError(f"model {folder}: its weights are quantised (quantization_config); hp trains plain ones")
-        total = getattr(config.get_text_config(), "num_hidden_layers", None)
-        original = total if num_hidden_layers not in (None, total) else None
         dtype = _dtype(torch_dtype, config) or _main_dtype_of_files(folder)
-        return _build(config, dtype, request, CheckpointSource(folder, init_missing_weights, original))
+        return _build(config, dtype, request, CheckpointSource(folder, init_missing_weights))
 
     @classmethod
     def from_config(

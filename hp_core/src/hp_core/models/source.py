@@ -19,13 +19,11 @@ _WANTED_FILES = ["*.json", "*.safetensors", "*.py", "*.model", "*.txt", "*.tikto
 class CheckpointSource:
     """The weights are in the HF folder `path`.
 
-    `init_missing` allows tensors that the folder lacks, which then get random values. A cropped model, whose other
-    layers' tensors are expected to be left over, was made from `original_num_hidden_layers`.
+    `init_missing` allows tensors that the folder lacks, which then get random values.
     """
 
     path: Path
     init_missing: bool = False
-    original_num_hidden_layers: int | None = None
 
 
 @dataclass(frozen=True)

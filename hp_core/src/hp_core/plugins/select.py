@@ -9,6 +9,7 @@ from typing import Any
 
 from hp_core.config import RawConfig
 from hp_core.config.build import STRATEGIES
+from hp_core.config.keys import asks_for_nothing
 from hp_core.errors import PluginError
 from hp_core.plugins.index import FoundPlugin, PluginIndex
 
@@ -90,6 +91,4 @@ def _is_used(key: str, tree: Mapping[str, Any]) -> bool:
     if not section:
         return name in tree
     value = tree.get(section)
-    value = value.get(name) if isinstance(value, Mapping) else None
-    # A size of 1 and a switch that is off ask for nothing (True == 1 in Python, hence the type).
-    return value is not None and value is not False and not (type(value) is int and value == 1)
+    return isinstance(value, Mapping) and not asks_for_nothing(key, value.get(name))

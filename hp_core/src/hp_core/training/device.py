@@ -25,15 +25,10 @@ class RankDevice:
     device: torch.device
 
     def peak_memory(self) -> int | None:
-        """Most bytes of device memory allocated since the last reset; None on the CPU."""
+        """Most bytes of device memory allocated at once; None on the CPU."""
         if self.device.type == "cpu":
             return None
         return int(torch.get_device_module(self.device).max_memory_allocated(self.device))
-
-    def reset_peak_memory(self) -> None:
-        """Start a new measurement of `peak_memory`."""
-        if self.device.type != "cpu":
-            torch.get_device_module(self.device).reset_peak_memory_stats(self.device)
 
 
 def select_device(backend: str | None) -> RankDevice:
