@@ -47,7 +47,7 @@ def key(
 
 
 def asks_for_nothing(path: str, value: Any) -> bool:
-    """Whether a plugin's key at the dotted `path` has a value that leaves the plugin out: none, false, or a size of 1."""
+    """Whether the value of a plugin's key, at the dotted `path`, leaves the plugin out: none, false, a size of 1."""
     # True == 1 in Python, hence the type.
     return value is None or value is False or (path.endswith("_size") and type(value) is int and value == 1)
 
