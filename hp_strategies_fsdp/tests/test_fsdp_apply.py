@@ -138,6 +138,18 @@ def gradients(options: dict[str, Any]) -> list[list[float]]:
     return [param.grad.full_tensor().flatten().tolist() for param in model.parameters()]
 
 
+def test_after_a_forward_without_gradients_nothing_stays_gathered(pool: RankPools) -> None:
+    assert pool(2).run(gathered_parameters, True) == [["head.weight"]] * 2  # kept for backward
+    assert pool(2).run(gathered_parameters, False) == [[]] * 2
+
+
+def gathered_parameters(grad: bool) -> list[str]:
+    model, _ = shard(Model())
+    with torch.set_grad_enabled(grad):
+        model(torch.ones(2, 6))
+    return [fqn for fqn, param in model.named_parameters() if not isinstance(param, DTensor)]
+
+
 def test_requires_grad_sync_false_reduces_only_at_the_last_micro_batch(pool: RankPools) -> None:
     assert pool(2).run(reductions, False) == [[0, 0, DEPTH + 1]] * 2
     assert pool(2).run(reductions, True) == [[DEPTH + 1] * 3] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -49,8 +50,15 @@ def apply_plan(model: nn.Module, mesh: Mesh, plan: ShardingPlan, options: Option
             # sums also avoids the pre-multiplied reduction that gloo and HCCL lack.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    model.register_forward_hook(_free_without_backward)
     set_prefetch(sharded, [cast(FSDPModule, block) for block in blocks], options)
     return sharded
+
+
+def _free_without_backward(model: nn.Module, args: object, output: object) -> None:
+    """The root keeps its gathered parameters for backward; an evaluation has none, and what follows may be a save."""
+    if not torch.is_grad_enabled():
+        cast(FSDPModule, model).reshard()
 
 
 def set_prefetch(root: FSDPModule, blocks: list[FSDPModule], options: Options) -> None:
